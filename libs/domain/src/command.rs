@@ -175,7 +175,7 @@ pub enum Command {
 
 /// What the number of changed rows of a record counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counts {
+pub enum CountedRows {
     /// Webhooks that are due because of it.
     Webhooks,
     /// Rows of something else.
@@ -263,15 +263,15 @@ impl Command {
     }
 
     /// What the number of its changed rows counts.
-    pub fn counts(self) -> Counts {
+    pub fn counts(self) -> CountedRows {
         match self {
             Self::ResendStart
             | Self::DeliveryReplay
             | Self::OperationStart
             | Self::TopupRedeliver
             | Self::EventRedeliver
-            | Self::WebhooksRedeliver => Counts::Webhooks,
-            Self::ShowCode | Self::ShowUrl => Counts::Nothing,
+            | Self::WebhooksRedeliver => CountedRows::Webhooks,
+            Self::ShowCode | Self::ShowUrl => CountedRows::Nothing,
             Self::PlacementBought
             | Self::PlacementNotBought
             | Self::PlacementRetry
@@ -329,7 +329,7 @@ impl Command {
             | Self::OperatorEnable
             | Self::OperatorDisable
             | Self::RetentionSet
-            | Self::ArchiveRun => Counts::Rows,
+            | Self::ArchiveRun => CountedRows::Rows,
         }
     }
 }
@@ -351,15 +351,15 @@ mod tests {
     fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
         let counts = |name: &str| name.parse::<Command>().unwrap().counts();
         for name in ["resend start", "delivery replay", "webhooks redeliver"] {
-            assert_eq!(counts(name), Counts::Webhooks, "{name}");
+            assert_eq!(counts(name), CountedRows::Webhooks, "{name}");
         }
         for name in [
             "webhooks redeliver cancel",
             "partner disable",
             "endpoint resume",
         ] {
-            assert_eq!(counts(name), Counts::Rows, "{name}");
+            assert_eq!(counts(name), CountedRows::Rows, "{name}");
         }
-        assert_eq!(counts("topup show-code"), Counts::Nothing);
+        assert_eq!(counts("topup show-code"), CountedRows::Nothing);
     }
 }

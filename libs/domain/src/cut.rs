@@ -18,7 +18,7 @@ pub struct OptionAtProvider {
 
 /// A unit of an order that is to be cut.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit<'a> {
+pub struct CutUnit<'a> {
     /// The provider that is asked first, and its name of the option.
     pub provider: &'a str,
     pub provider_option_id: &'a str,
@@ -71,7 +71,7 @@ pub fn cut(provider: &str) -> Cut {
 
 /// What may be bought in one purchase wherever the unit is bought: the strictest rule of all of its
 /// providers, because a purchase that one provider has refused goes to the next one as it is.
-fn cut_of(unit: Unit<'_>) -> Cut {
+fn cut_of(unit: CutUnit<'_>) -> Cut {
     let mut strictest = cut(unit.provider);
     for alternative in unit.alternatives {
         let next = cut(&alternative.provider);
@@ -97,7 +97,7 @@ struct Key<'a> {
 
 /// Cuts the units of one order, in their order, into purchases. Returns the number of the purchase
 /// of each unit. Purchases are numbered in the order in which they are needed, from 0.
-pub fn into_purchases<'a>(units: impl IntoIterator<Item = Unit<'a>>) -> Vec<usize> {
+pub fn into_purchases<'a>(units: impl IntoIterator<Item = CutUnit<'a>>) -> Vec<usize> {
     // The number of units of each purchase.
     let mut purchases: Vec<usize> = Vec::new();
     // The last purchase of each key. Earlier ones of the same key are full.
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     fn purchases(units: &[(&'static str, &'static str)]) -> Vec<usize> {
-        into_purchases(units.iter().map(|(provider, provider_option_id)| Unit {
+        into_purchases(units.iter().map(|(provider, provider_option_id)| CutUnit {
             provider,
             provider_option_id,
             alternatives: &[],
@@ -153,11 +153,15 @@ mod tests {
 
     /// The purchases of units of `usimsa` with these alternatives.
     fn routed(units: &[(&'static str, Vec<OptionAtProvider>)]) -> Vec<usize> {
-        into_purchases(units.iter().map(|(provider_option_id, alternatives)| Unit {
-            provider: "usimsa",
-            provider_option_id,
-            alternatives,
-        }))
+        into_purchases(
+            units
+                .iter()
+                .map(|(provider_option_id, alternatives)| CutUnit {
+                    provider: "usimsa",
+                    provider_option_id,
+                    alternatives,
+                }),
+        )
     }
 
     #[test]

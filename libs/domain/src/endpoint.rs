@@ -41,7 +41,7 @@ pub struct BlockPolicy {
 
 /// Whether webhooks are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gate {
+pub enum EndpointGate {
     #[default]
     Open,
     /// Nothing but tests is sent until this time. Afterwards one webhook is sent as a probe.
@@ -52,7 +52,7 @@ pub enum Gate {
 
 /// What the partner was told of the health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ReportedHealth {
     /// Half of the failures that block it have happened.
     Failing,
     Blocked,
@@ -61,7 +61,7 @@ pub enum Told {
 /// The columns of the row that the transitions depend on. The default is that of a new endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    pub gate: Gate,
+    pub gate: EndpointGate,
     /// Failures since the last acknowledgement, counted until it is blocked.
     pub failures: u32,
     /// How often it was blocked since then.
@@ -71,12 +71,12 @@ pub struct Health {
     /// Since when it fails.
     pub failing_since: Option<OffsetDateTime>,
     /// It outlives a block that an operator ends, until the endpoint acknowledges something.
-    pub told: Option<Told>,
+    pub told: Option<ReportedHealth>,
 }
 
 /// Something that happens to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum EndpointEvent {
     /// Attempts failed, and none of the same batch was acknowledged.
     Failed {
         attempts: u32,
@@ -104,7 +104,7 @@ pub enum Event {
 
 /// What the partner is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum HealthNotice {
     Failing,
     Blocked,
     Recovered,
@@ -115,17 +115,17 @@ impl Health {
     /// that does not apply changes nothing.
     pub fn after(
         self,
-        event: Event,
+        event: EndpointEvent,
         now: OffsetDateTime,
         policy: BlockPolicy,
-    ) -> (Self, Option<Notice>) {
+    ) -> (Self, Option<HealthNotice>) {
         match event {
-            Event::Failed { attempts, probe } => self.failed(attempts, probe, now, policy),
-            Event::Acknowledged => self.acknowledged(),
-            Event::Probe { delivery, until } => (self.probing(delivery, until, now), None),
-            Event::Pause { by_partner } => (self.paused(by_partner), None),
-            Event::Resume { by_partner } => (self.resumed(by_partner), None),
-            Event::NewUrl { by_partner } => (self.moved(by_partner, now), None),
+            EndpointEvent::Failed { attempts, probe } => self.failed(attempts, probe, now, policy),
+            EndpointEvent::Acknowledged => self.acknowledged(),
+            EndpointEvent::Probe { delivery, until } => (self.probing(delivery, until, now), None),
+            EndpointEvent::Pause { by_partner } => (self.paused(by_partner), None),
+            EndpointEvent::Resume { by_partner } => (self.resumed(by_partner), None),
+            EndpointEvent::NewUrl { by_partner } => (self.moved(by_partner, now), None),
         }
     }
 
@@ -135,12 +135,12 @@ impl Health {
         probe: bool,
         now: OffsetDateTime,
         policy: BlockPolicy,
-    ) -> (Self, Option<Notice>) {
+    ) -> (Self, Option<HealthNotice>) {
         let counts = match self.gate {
             _ if policy.failures == 0 => false,
-            Gate::Open => true,
-            Gate::BlockedUntil(_) => probe,
-            Gate::Paused { .. } => false,
+            EndpointGate::Open => true,
+            EndpointGate::BlockedUntil(_) => probe,
+            EndpointGate::Paused { .. } => false,
         };
         if !counts {
             return (self, None);
@@ -148,18 +148,19 @@ impl Health {
         let failures = self.failures.saturating_add(attempts);
         let blocked = self.probe.is_some() || failures >= policy.failures;
         let told = if blocked {
-            Some(Told::Blocked)
+            Some(ReportedHealth::Blocked)
         } else if failures.saturating_mul(2) >= policy.failures {
-            self.told.or(Some(Told::Failing))
+            self.told.or(Some(ReportedHealth::Failing))
         } else {
             self.told
         };
-        let fails_anew = self.failures == 0 && self.gate == Gate::Open && self.told.is_none();
+        let fails_anew =
+            self.failures == 0 && self.gate == EndpointGate::Open && self.told.is_none();
         let next = Self {
             gate: if blocked {
-                Gate::BlockedUntil(now + policy.block(self.blocks))
+                EndpointGate::BlockedUntil(now + policy.block(self.blocks))
             } else {
-                Gate::Open
+                EndpointGate::Open
             },
             failures,
             blocks: self.blocks + u32::from(blocked),
@@ -169,26 +170,27 @@ impl Health {
         };
         let notice = match told {
             _ if told == self.told => None,
-            Some(Told::Blocked) => Some(Notice::Blocked),
-            Some(Told::Failing) => Some(Notice::Failing),
+            Some(ReportedHealth::Blocked) => Some(HealthNotice::Blocked),
+            Some(ReportedHealth::Failing) => Some(HealthNotice::Failing),
             None => None,
         };
         (next, notice)
     }
 
-    fn acknowledged(self) -> (Self, Option<Notice>) {
+    fn acknowledged(self) -> (Self, Option<HealthNotice>) {
         // Nothing is written for an endpoint that does not fail, which is nearly every one.
-        let is_healthy = self.gate == Gate::Open && self.failures == 0 && self.told.is_none();
-        if is_healthy || matches!(self.gate, Gate::Paused { .. }) {
+        let is_healthy =
+            self.gate == EndpointGate::Open && self.failures == 0 && self.told.is_none();
+        if is_healthy || matches!(self.gate, EndpointGate::Paused { .. }) {
             return (self, None);
         }
-        (Self::default(), self.told.map(|_| Notice::Recovered))
+        (Self::default(), self.told.map(|_| HealthNotice::Recovered))
     }
 
     fn probing(self, delivery: DeliveryId, until: OffsetDateTime, now: OffsetDateTime) -> Self {
         match self.gate {
-            Gate::BlockedUntil(blocked) if blocked <= now => Self {
-                gate: Gate::BlockedUntil(until),
+            EndpointGate::BlockedUntil(blocked) if blocked <= now => Self {
+                gate: EndpointGate::BlockedUntil(until),
                 probe: Some(delivery),
                 ..self
             },
@@ -199,9 +201,9 @@ impl Health {
     /// A pause of an operator wins over one of the partner.
     fn paused(self, by_partner: bool) -> Self {
         match self.gate {
-            Gate::Paused { .. } if by_partner => self,
+            EndpointGate::Paused { .. } if by_partner => self,
             _ => Self {
-                gate: Gate::Paused { by_partner },
+                gate: EndpointGate::Paused { by_partner },
                 probe: None,
                 ..self
             },
@@ -210,30 +212,30 @@ impl Health {
 
     fn resumed(self, by_partner: bool) -> Self {
         match (by_partner, self.gate) {
-            (true, Gate::Paused { by_partner: true }) => Self {
-                gate: Gate::Open,
+            (true, EndpointGate::Paused { by_partner: true }) => Self {
+                gate: EndpointGate::Open,
                 ..self
             },
             (true, _) => self,
-            (false, _) => self.forgotten(Gate::Open),
+            (false, _) => self.forgotten(EndpointGate::Open),
         }
     }
 
     fn moved(self, by_partner: bool, now: OffsetDateTime) -> Self {
         match (by_partner, self.gate) {
-            (true, Gate::BlockedUntil(until)) => Self {
-                gate: Gate::BlockedUntil(until.min(now)),
+            (true, EndpointGate::BlockedUntil(until)) => Self {
+                gate: EndpointGate::BlockedUntil(until.min(now)),
                 ..self
             },
             (true, _) => self,
-            (false, paused @ Gate::Paused { .. }) => self.forgotten(paused),
-            (false, _) => self.forgotten(Gate::Open),
+            (false, paused @ EndpointGate::Paused { .. }) => self.forgotten(paused),
+            (false, _) => self.forgotten(EndpointGate::Open),
         }
     }
 
     /// The counts begin anew. What the partner was told stays, until the endpoint acknowledges
     /// something.
-    fn forgotten(self, gate: Gate) -> Self {
+    fn forgotten(self, gate: EndpointGate) -> Self {
         Self {
             gate,
             failures: 0,
@@ -274,7 +276,7 @@ mod tests {
             failures: 0,
             ..POLICY
         };
-        let failed = Event::Failed {
+        let failed = EndpointEvent::Failed {
             attempts: 100,
             probe: false,
         };
@@ -282,22 +284,22 @@ mod tests {
         assert_eq!(health.after(failed, NOW, policy), (health, None));
     }
 
-    fn event() -> impl Strategy<Value = Event> {
+    fn event() -> impl Strategy<Value = EndpointEvent> {
         prop_oneof![
             (1..4_u32, any::<bool>())
-                .prop_map(|(attempts, probe)| Event::Failed { attempts, probe }),
-            Just(Event::Acknowledged),
-            Just(Event::Probe {
+                .prop_map(|(attempts, probe)| EndpointEvent::Failed { attempts, probe }),
+            Just(EndpointEvent::Acknowledged),
+            Just(EndpointEvent::Probe {
                 delivery: uuid::Uuid::from_u128(1).into(),
                 until: NOW + Duration::from_secs(20),
             }),
-            any::<bool>().prop_map(|by_partner| Event::Pause { by_partner }),
-            any::<bool>().prop_map(|by_partner| Event::Resume { by_partner }),
-            any::<bool>().prop_map(|by_partner| Event::NewUrl { by_partner }),
+            any::<bool>().prop_map(|by_partner| EndpointEvent::Pause { by_partner }),
+            any::<bool>().prop_map(|by_partner| EndpointEvent::Resume { by_partner }),
+            any::<bool>().prop_map(|by_partner| EndpointEvent::NewUrl { by_partner }),
         ]
     }
 
-    fn run(events: &[Event]) -> (Health, Vec<Notice>) {
+    fn run(events: &[EndpointEvent]) -> (Health, Vec<HealthNotice>) {
         let mut told = Vec::new();
         let mut health = Health::default();
         for (second, event) in events.iter().enumerate() {
@@ -312,15 +314,15 @@ mod tests {
     #[test]
     fn each_failed_probe_doubles_the_block_up_to_the_longest() {
         let mut health = Health::default();
-        let failed = |probe| Event::Failed { attempts: 4, probe };
+        let failed = |probe| EndpointEvent::Failed { attempts: 4, probe };
         let mut lasts = Vec::new();
         for _ in 0..9 {
             (health, _) = health.after(failed(health.probe.is_some()), NOW, POLICY);
-            let Gate::BlockedUntil(until) = health.gate else {
+            let EndpointGate::BlockedUntil(until) = health.gate else {
                 panic!("{health:?}");
             };
             lasts.push((until - NOW).whole_seconds());
-            let probe = Event::Probe {
+            let probe = EndpointEvent::Probe {
                 delivery: DeliveryId::new(),
                 until: until + Duration::from_secs(20),
             };
@@ -334,11 +336,11 @@ mod tests {
         #[test]
         fn an_acknowledgement_heals_whatever_is_not_paused(events in prop::collection::vec(event(), 0..20)) {
             let (health, _) = run(&events);
-            let (after, notice) = health.after(Event::Acknowledged, NOW, POLICY);
-            if matches!(health.gate, Gate::Paused { .. }) {
+            let (after, notice) = health.after(EndpointEvent::Acknowledged, NOW, POLICY);
+            if matches!(health.gate, EndpointGate::Paused { .. }) {
                 prop_assert_eq!((after, notice), (health, None));
             } else {
-                prop_assert_eq!((after.gate, after.failures, after.told), (Gate::Open, 0, None));
+                prop_assert_eq!((after.gate, after.failures, after.told), (EndpointGate::Open, 0, None));
                 prop_assert_eq!(notice.is_some(), health.told.is_some());
             }
         }
@@ -348,13 +350,13 @@ mod tests {
             events in prop::collection::vec(event(), 0..20), later in prop::collection::vec(event(), 0..20),
         ) {
             let (health, _) = run(&events);
-            let (mut health, _) = health.after(Event::Pause { by_partner: false }, NOW, POLICY);
+            let (mut health, _) = health.after(EndpointEvent::Pause { by_partner: false }, NOW, POLICY);
             for event in later {
-                if event == (Event::Resume { by_partner: false }) {
+                if event == (EndpointEvent::Resume { by_partner: false }) {
                     break;
                 }
                 (health, _) = health.after(event, NOW, POLICY);
-                prop_assert_eq!(health.gate, Gate::Paused { by_partner: false });
+                prop_assert_eq!(health.gate, EndpointGate::Paused { by_partner: false });
             }
         }
 
@@ -364,7 +366,7 @@ mod tests {
             for pair in told.windows(2) {
                 prop_assert_ne!(pair[0], pair[1]);
             }
-            prop_assert_ne!(told.first(), Some(&Notice::Recovered));
+            prop_assert_ne!(told.first(), Some(&HealthNotice::Recovered));
         }
     }
 }

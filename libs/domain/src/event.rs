@@ -5,7 +5,7 @@ use strum::VariantArray;
 
 /// The kinds of webhooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
-pub enum Kind {
+pub enum EventKind {
     /// Not an event but the specified webhook. Further endpoints ask for it as they do for events;
     /// the first endpoint always gets it.
     TopupReady,
@@ -18,7 +18,7 @@ pub enum Kind {
     WebhookTest,
 }
 
-impl Kind {
+impl EventKind {
     pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The name of the kind in the database, in requests and in the header `webhook-type`.
@@ -61,11 +61,11 @@ impl Kind {
 }
 
 /// The names of kinds.
-pub fn names(kinds: &[Kind]) -> Vec<&'static str> {
+pub fn names(kinds: &[EventKind]) -> Vec<&'static str> {
     kinds.iter().map(|kind| kind.as_str()).collect()
 }
 
-impl std::str::FromStr for Kind {
+impl std::str::FromStr for EventKind {
     type Err = String;
 
     /// Parses a kind that a partner can choose.
@@ -91,7 +91,7 @@ pub enum NoticeKind {
     EndpointRecovered,
     /// The retries of a webhook have ended.
     WebhookExhausted,
-    /// As [`Kind::KeyExpiring`].
+    /// As [`EventKind::KeyExpiring`].
     KeysExpire,
     /// The addresses from which webhooks come have changed.
     SourceAddresses,
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn each_name_leads_to_its_kind_and_tells_notices_from_webhooks() {
-        for kind in Kind::ALL {
-            assert_eq!(Kind::named(kind.as_str()), Some(*kind));
+        for kind in EventKind::ALL {
+            assert_eq!(EventKind::named(kind.as_str()), Some(*kind));
             assert!(!kind.as_str().starts_with("notice."));
         }
         for kind in NoticeKind::ALL {

@@ -79,7 +79,7 @@ pub struct GiveBack {
 
 /// Something that happens to a give-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum GiveBackEvent {
     /// The partner asks again after a refusal.
     Ask,
     /// A provisioner begins the next attempt, because the provider says that it would take the eSIM.
@@ -108,7 +108,7 @@ pub enum Event {
 
 /// The event came late or does not apply in this state, so nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ignored;
+pub struct GiveBackEventIgnored;
 
 impl GiveBack {
     /// A give-back as the partner asks for it.
@@ -118,33 +118,35 @@ impl GiveBack {
         not_returned: false,
     };
 
-    /// Returns the give-back after `event`, or [`Ignored`] if the event changes nothing.
-    pub fn after(self, event: Event) -> Result<Self, Ignored> {
+    /// Returns the give-back after `event`, or [`GiveBackEventIgnored`] if the event changes nothing.
+    pub fn after(self, event: GiveBackEvent) -> Result<Self, GiveBackEventIgnored> {
         use GiveBackState::{Asked, Parked, Refused, Returned, Sending};
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
             // The attempts are counted on, so that a late event of an attempt before the refusal is
             // still recognised.
-            (Refused, Event::Ask) => Ok(Self {
+            (Refused, GiveBackEvent::Ask) => Ok(Self {
                 state: Asked,
                 not_returned: false,
                 ..self
             }),
-            (Asked, Event::Begin) => Ok(Self {
+            (Asked, GiveBackEvent::Begin) => Ok(Self {
                 state: Sending,
                 attempt: self.attempt + 1,
                 not_returned: false,
             }),
-            (Asked, Event::Refuse) | (Parked, Event::NotGivenBack) => to(Refused),
-            (Asked | Sending | Refused | Parked, Event::Returned) => to(Returned),
-            (Sending, Event::Refused(attempt) | Event::Installed(attempt)) if current(attempt) => {
+            (Asked, GiveBackEvent::Refuse) | (Parked, GiveBackEvent::NotGivenBack) => to(Refused),
+            (Asked | Sending | Refused | Parked, GiveBackEvent::Returned) => to(Returned),
+            (Sending, GiveBackEvent::Refused(attempt) | GiveBackEvent::Installed(attempt))
+                if current(attempt) =>
+            {
                 to(Refused)
             }
-            (Sending, Event::NotSent(attempt)) if current(attempt) => to(Asked),
+            (Sending, GiveBackEvent::NotSent(attempt)) if current(attempt) => to(Asked),
             (
                 Sending,
-                Event::NotReturned {
+                GiveBackEvent::NotReturned {
                     attempt,
                     after_settling_delay,
                 },
@@ -152,7 +154,7 @@ impl GiveBack {
                 if self.not_returned && after_settling_delay {
                     to(Asked)
                 } else if self.not_returned {
-                    Err(Ignored)
+                    Err(GiveBackEventIgnored)
                 } else {
                     Ok(Self {
                         not_returned: true,
@@ -160,8 +162,8 @@ impl GiveBack {
                     })
                 }
             }
-            (Sending, Event::Park(attempt)) if current(attempt) => to(Parked),
-            _ => Err(Ignored),
+            (Sending, GiveBackEvent::Park(attempt)) if current(attempt) => to(Parked),
+            _ => Err(GiveBackEventIgnored),
         }
     }
 }
@@ -192,58 +194,65 @@ mod tests {
 
     #[test]
     fn what_may_be_on_its_way_is_not_refused_because_of_a_look() {
-        assert_eq!(SENDING.after(Event::Refuse), Err(Ignored));
-        let look = |after_settling_delay| Event::NotReturned {
+        assert_eq!(
+            SENDING.after(GiveBackEvent::Refuse),
+            Err(GiveBackEventIgnored)
+        );
+        let look = |after_settling_delay| GiveBackEvent::NotReturned {
             attempt: 2,
             after_settling_delay,
         };
         let once = SENDING.after(look(true)).unwrap();
         assert_eq!((once.state, once.not_returned), (SENDING.state, true));
-        assert_eq!(once.after(look(false)), Err(Ignored));
+        assert_eq!(once.after(look(false)), Err(GiveBackEventIgnored));
         assert_eq!(once.after(look(true)).unwrap().state, GiveBackState::Asked);
     }
 
     #[test]
     fn an_event_of_an_earlier_attempt_changes_nothing() {
         for event in [
-            Event::Refused(1),
-            Event::Installed(1),
-            Event::NotSent(1),
-            Event::Park(1),
-            Event::NotReturned {
+            GiveBackEvent::Refused(1),
+            GiveBackEvent::Installed(1),
+            GiveBackEvent::NotSent(1),
+            GiveBackEvent::Park(1),
+            GiveBackEvent::NotReturned {
                 attempt: 1,
                 after_settling_delay: true,
             },
         ] {
-            assert_eq!(SENDING.after(event), Err(Ignored), "{event:?}");
+            assert_eq!(SENDING.after(event), Err(GiveBackEventIgnored), "{event:?}");
         }
     }
 
     #[test]
     fn what_is_returned_stays_returned() {
-        let returned = SENDING.after(Event::Returned).unwrap();
+        let returned = SENDING.after(GiveBackEvent::Returned).unwrap();
         assert_eq!(returned.state, GiveBackState::Returned);
         for event in [
-            Event::Ask,
-            Event::Begin,
-            Event::Refuse,
-            Event::Refused(2),
-            Event::NotSent(2),
-            Event::Park(2),
-            Event::NotGivenBack,
-            Event::Returned,
+            GiveBackEvent::Ask,
+            GiveBackEvent::Begin,
+            GiveBackEvent::Refuse,
+            GiveBackEvent::Refused(2),
+            GiveBackEvent::NotSent(2),
+            GiveBackEvent::Park(2),
+            GiveBackEvent::NotGivenBack,
+            GiveBackEvent::Returned,
         ] {
-            assert_eq!(returned.after(event), Err(Ignored), "{event:?}");
+            assert_eq!(
+                returned.after(event),
+                Err(GiveBackEventIgnored),
+                "{event:?}"
+            );
         }
     }
 
     #[test]
     fn attempts_are_counted_on_after_a_refusal() {
-        let refused = SENDING.after(Event::Refused(2)).unwrap();
+        let refused = SENDING.after(GiveBackEvent::Refused(2)).unwrap();
         let again = refused
-            .after(Event::Ask)
+            .after(GiveBackEvent::Ask)
             .unwrap()
-            .after(Event::Begin)
+            .after(GiveBackEvent::Begin)
             .unwrap();
         assert_eq!((again.state, again.attempt), (GiveBackState::Sending, 3));
     }

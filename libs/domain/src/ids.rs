@@ -17,35 +17,35 @@ pub struct NotAnId(pub(crate) &'static str);
 pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<Kind>);
 
 /// Identifies a partner account.
-pub type PartnerId = Id<kind::Partner>;
+pub type PartnerId = Id<kind::PartnerMarker>;
 /// Identifies an order. Partners see it in the error `API connection error (Order ID: …)`.
-pub type OrderId = Id<kind::Order>;
+pub type OrderId = Id<kind::OrderMarker>;
 /// Identifies a placement. It is the order id at the provider, the same in every attempt.
-pub type PlacementId = Id<kind::Placement>;
+pub type PlacementId = Id<kind::PlacementMarker>;
 /// Identifies an option of the catalogue.
-pub type OptionId = Id<kind::ProductOption>;
+pub type OptionId = Id<kind::OptionMarker>;
 
 /// Identifies an endpoint of a partner. That of its first endpoint, which is the webhook URL of the
 /// specification, is the partner's own id.
-pub type EndpointId = Id<kind::Endpoint>;
+pub type EndpointId = Id<kind::EndpointMarker>;
 
 /// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
-pub type DeliveryId = Id<kind::Delivery>;
+pub type DeliveryId = Id<kind::DeliveryMarker>;
 
 /// Empty types that tell the kinds of [`Id`] apart. They have no values.
 pub mod kind {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum Partner {}
+    pub enum PartnerMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum Order {}
+    pub enum OrderMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum Placement {}
+    pub enum PlacementMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum ProductOption {}
+    pub enum OptionMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum Delivery {}
+    pub enum DeliveryMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum Endpoint {}
+    pub enum EndpointMarker {}
 }
 
 impl<Kind> Id<Kind> {

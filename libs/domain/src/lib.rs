@@ -39,7 +39,7 @@ pub use ids::{
 };
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
-pub use reason::{Reason, Why};
+pub use reason::{Reason, StoredReason};
 pub use states::{Environment, PlacementState};
 pub use stored::{MaybeStored, Stored};
 pub use topup_id::{TopupId, TopupIds};

@@ -58,7 +58,7 @@ pub struct Placement {
 /// Something that happens to a placement. Events that concern an attempt carry its number, so that
 /// a late event of an earlier attempt is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum PlacementEvent {
     /// A provisioner claims the placement to buy it, which records the next attempt.
     Claim,
     /// The provider has the purchase of this attempt. Its response or a look-up said so.
@@ -105,7 +105,7 @@ pub enum Resolution {
 
 /// The event came late or does not apply in this state, so nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ignored;
+pub struct PlacementEventIgnored;
 
 impl Placement {
     /// A placement as ingress stores it.
@@ -117,35 +117,37 @@ impl Placement {
         alternatives: 0,
     };
 
-    /// Returns the placement after `event`, or [`Ignored`] if the event changes nothing.
-    pub fn after(self, event: Event) -> Result<Self, Ignored> {
+    /// Returns the placement after `event`, or [`PlacementEventIgnored`] if the event changes nothing.
+    pub fn after(self, event: PlacementEvent) -> Result<Self, PlacementEventIgnored> {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
-            (Accepted, Event::Claim) => Ok(Self {
+            (Accepted, PlacementEvent::Claim) => Ok(Self {
                 state: Placing,
                 attempt: self.attempt + 1,
                 not_found: false,
                 disputed: false,
                 ..self
             }),
-            (_, Event::Bought(_)) if self.disputed => Err(Ignored),
-            (Placing | Parked, Event::Bought(attempt)) if current(attempt) => Ok(Self {
+            (_, PlacementEvent::Bought(_)) if self.disputed => Err(PlacementEventIgnored),
+            (Placing | Parked, PlacementEvent::Bought(attempt)) if current(attempt) => Ok(Self {
                 state: Placed,
                 alternatives: 0,
                 ..self
             }),
-            (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
+            (Placed, PlacementEvent::Bought(attempt)) if current(attempt) => {
+                Err(PlacementEventIgnored)
+            }
             // A purchase that nobody expects in this state, or of another attempt. A later attempt
             // than the recorded one exists only if the database has lost the commit that recorded
             // it. Money was spent, so an operator must see it.
-            (_, Event::Bought(_)) => Ok(Self {
+            (_, PlacementEvent::Bought(_)) => Ok(Self {
                 state: Parked,
                 disputed: true,
                 alternatives: 0,
                 ..self
             }),
-            (Placing, Event::Rejected(attempt)) if current(attempt) => {
+            (Placing, PlacementEvent::Rejected(attempt)) if current(attempt) => {
                 match self.alternatives.checked_sub(1) {
                     Some(alternatives) => Ok(Self {
                         state: Accepted,
@@ -155,14 +157,14 @@ impl Placement {
                     None => to(Failed),
                 }
             }
-            (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
-            (Placing, Event::Unknown(attempt)) if current(attempt) => Ok(Self {
+            (Placing, PlacementEvent::NotBought(attempt)) if current(attempt) => to(Accepted),
+            (Placing, PlacementEvent::Unknown(attempt)) if current(attempt) => Ok(Self {
                 alternatives: 0,
                 ..self
             }),
             (
                 Placing,
-                Event::NotFound {
+                PlacementEvent::NotFound {
                     attempt,
                     after_settling_delay,
                 },
@@ -179,23 +181,23 @@ impl Placement {
                     ..self
                 })
             }
-            (Accepted | Failed, Event::Refuse) => to(Refused),
+            (Accepted | Failed, PlacementEvent::Refuse) => to(Refused),
             // Only from `placing`. If the placement is `placed`, another look-up found the purchase
             // while this one gave up, and its result counts.
-            (Placing, Event::Park(attempt)) if current(attempt) => Ok(Self {
+            (Placing, PlacementEvent::Park(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
                 alternatives: 0,
                 ..self
             }),
             // `disputed` is only set if something is known to be bought. From `placing` nothing is
             // known to be bought, so a later response may still move the placement to `placed`.
-            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
+            (Placing | Placed, PlacementEvent::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
                 disputed: self.state == Placed,
                 alternatives: 0,
                 ..self
             }),
-            (Parked, Event::Resolve(resolution)) => {
+            (Parked, PlacementEvent::Resolve(resolution)) => {
                 let state = match resolution {
                     Resolution::Bought => Placed,
                     Resolution::NotBought => Failed,
@@ -209,7 +211,7 @@ impl Placement {
                     ..self
                 })
             }
-            _ => Err(Ignored),
+            _ => Err(PlacementEventIgnored),
         }
     }
 }
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn only_the_second_not_found_after_the_settling_delay_allows_another_attempt() {
-        let [early, late] = [false, true].map(|after_settling_delay| Event::NotFound {
+        let [early, late] = [false, true].map(|after_settling_delay| PlacementEvent::NotFound {
             attempt: 1,
             after_settling_delay,
         });
@@ -273,15 +275,24 @@ mod tests {
     #[test]
     fn a_refusal_and_an_attempt_exclude_each_other() {
         for attempt in [1, 2] {
-            assert_eq!(placing(attempt).after(Event::Refuse), Err(Ignored));
+            assert_eq!(
+                placing(attempt).after(PlacementEvent::Refuse),
+                Err(PlacementEventIgnored)
+            );
         }
-        let rejected = placing(1).after(Event::Rejected(1)).unwrap();
-        let not_sent = placing(1).after(Event::NotBought(1)).unwrap();
+        let rejected = placing(1).after(PlacementEvent::Rejected(1)).unwrap();
+        let not_sent = placing(1).after(PlacementEvent::NotBought(1)).unwrap();
         for certain in [Placement::NEW, rejected, not_sent] {
-            let refused = certain.after(Event::Refuse).unwrap();
+            let refused = certain.after(PlacementEvent::Refuse).unwrap();
             assert_eq!(refused.state, Refused);
-            assert_eq!(refused.after(Event::NotBought(1)), Err(Ignored));
-            assert_eq!(refused.after(Event::Claim), Err(Ignored));
+            assert_eq!(
+                refused.after(PlacementEvent::NotBought(1)),
+                Err(PlacementEventIgnored)
+            );
+            assert_eq!(
+                refused.after(PlacementEvent::Claim),
+                Err(PlacementEventIgnored)
+            );
         }
     }
 
@@ -292,14 +303,14 @@ mod tests {
                 state,
                 ..placing(2)
             };
-            let parked = placement.after(Event::Bought(1)).unwrap();
+            let parked = placement.after(PlacementEvent::Bought(1)).unwrap();
             assert_eq!((parked.state, parked.disputed), (Parked, true), "{state:?}");
-            let lost_attempt = placement.after(Event::Bought(3)).unwrap();
+            let lost_attempt = placement.after(PlacementEvent::Bought(3)).unwrap();
             assert_eq!(lost_attempt, parked, "{state:?}");
             for repeated in [1, 2, 3] {
                 assert_eq!(
-                    parked.after(Event::Bought(repeated)),
-                    Err(Ignored),
+                    parked.after(PlacementEvent::Bought(repeated)),
+                    Err(PlacementEventIgnored),
                     "{state:?}"
                 );
             }
@@ -308,15 +319,21 @@ mod tests {
 
     #[test]
     fn what_was_parked_for_want_of_an_answer_is_placed_by_the_answer() {
-        let parked = placing(1).after(Event::Park(1)).unwrap();
-        assert_eq!(parked.after(Event::Bought(1)).unwrap().state, Placed);
+        let parked = placing(1).after(PlacementEvent::Park(1)).unwrap();
+        assert_eq!(
+            parked.after(PlacementEvent::Bought(1)).unwrap().state,
+            Placed
+        );
     }
 
     #[test]
     fn a_look_that_gives_up_late_does_not_hide_what_another_found() {
-        let placed = placing(1).after(Event::Bought(1)).unwrap();
-        assert_eq!(placed.after(Event::Park(1)), Err(Ignored));
-        let disputed = placed.after(Event::Dispute(1)).unwrap();
+        let placed = placing(1).after(PlacementEvent::Bought(1)).unwrap();
+        assert_eq!(
+            placed.after(PlacementEvent::Park(1)),
+            Err(PlacementEventIgnored)
+        );
+        let disputed = placed.after(PlacementEvent::Dispute(1)).unwrap();
         assert_eq!((disputed.state, disputed.disputed), (Parked, true));
     }
 
@@ -340,7 +357,10 @@ mod tests {
                         ..placing(2)
                     };
                     let expected = (placement.state == Parked).then_some(settled);
-                    assert_eq!(placement.after(Event::Resolve(resolution)).ok(), expected);
+                    assert_eq!(
+                        placement.after(PlacementEvent::Resolve(resolution)).ok(),
+                        expected
+                    );
                 }
             }
         }
@@ -348,29 +368,31 @@ mod tests {
 
     #[test]
     fn what_an_operator_lets_retry_is_a_new_attempt_and_its_old_one_stays_visible() {
-        let parked = placing(2).after(Event::Park(2)).unwrap();
-        let retried = parked.after(Event::Resolve(Resolution::Retry)).unwrap();
-        assert_eq!(retried.after(Event::Claim).unwrap().attempt, 3);
-        let late = retried.after(Event::Bought(2)).unwrap();
+        let parked = placing(2).after(PlacementEvent::Park(2)).unwrap();
+        let retried = parked
+            .after(PlacementEvent::Resolve(Resolution::Retry))
+            .unwrap();
+        assert_eq!(retried.after(PlacementEvent::Claim).unwrap().attempt, 3);
+        let late = retried.after(PlacementEvent::Bought(2)).unwrap();
         assert_eq!((late.state, late.disputed), (Parked, true));
     }
 
-    fn event() -> impl Strategy<Value = Event> {
+    fn event() -> impl Strategy<Value = PlacementEvent> {
         let attempt = 0..4_u32;
         prop_oneof![
-            Just(Event::Claim),
-            attempt.clone().prop_map(Event::Bought),
-            attempt.clone().prop_map(Event::Rejected),
-            attempt.clone().prop_map(Event::NotBought),
+            Just(PlacementEvent::Claim),
+            attempt.clone().prop_map(PlacementEvent::Bought),
+            attempt.clone().prop_map(PlacementEvent::Rejected),
+            attempt.clone().prop_map(PlacementEvent::NotBought),
             (attempt.clone(), any::<bool>()).prop_map(|(attempt, after_settling_delay)| {
-                Event::NotFound {
+                PlacementEvent::NotFound {
                     attempt,
                     after_settling_delay,
                 }
             }),
-            attempt.clone().prop_map(Event::Park),
-            attempt.clone().prop_map(Event::Dispute),
-            Just(Event::Refuse),
+            attempt.clone().prop_map(PlacementEvent::Park),
+            attempt.clone().prop_map(PlacementEvent::Dispute),
+            Just(PlacementEvent::Refuse),
         ]
     }
 
@@ -385,7 +407,7 @@ mod tests {
                 let Ok(next) = placement.after(event) else { continue };
                 prop_assert!(next.attempt >= placement.attempt);
                 if next.attempt > placement.attempt {
-                    prop_assert_eq!((placement.state, event), (Accepted, Event::Claim));
+                    prop_assert_eq!((placement.state, event), (Accepted, PlacementEvent::Claim));
                 }
                 if matches!(placement.state, Placed | Parked) {
                     prop_assert!(matches!(next.state, Placed | Parked));

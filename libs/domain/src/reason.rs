@@ -6,7 +6,7 @@
 //! compile before somebody has said what partner, support and operator read.
 //!
 //! After a rollback there may be codes of the newer version. Any text that is none of ours is read as
-//! [`Code::Unknown`], with the text as its detail.
+//! [`ReasonCode::Unknown`], with the text as its detail.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ use strum::{EnumString, IntoStaticStr};
     strum::VariantArray,
 )]
 #[strum(serialize_all = "snake_case")]
-pub enum Code {
+pub enum ReasonCode {
     /// The last attempt certainly never reached the provider. Another one follows.
     NotSent,
     /// The provider had too much to do for the last attempt, and has carried nothing out. Another one
@@ -73,7 +73,7 @@ pub enum Code {
     Unknown,
 }
 
-impl Code {
+impl ReasonCode {
     /// Whether something is certainly bought, although the unit is not ready.
     pub fn is_bought(self) -> bool {
         match self {
@@ -105,13 +105,13 @@ impl Code {
 /// A reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    pub code: Code,
+    pub code: ReasonCode,
     /// Text from outside: one short line. Nothing decides by it.
     pub detail: Option<String>,
 }
 
 impl Reason {
-    pub fn with(code: Code, detail: impl Into<String>) -> Self {
+    pub fn with(code: ReasonCode, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self {
             code,
@@ -130,39 +130,47 @@ impl Reason {
                 code,
                 detail: detail.map(str::to_owned),
             },
-            Err(_) => Self::with(Code::Unknown, stored),
+            Err(_) => Self::with(ReasonCode::Unknown, stored),
         }
     }
 
     /// The reason in words, for operators.
     pub fn told(&self) -> String {
         let what = match self.code {
-            Code::NotSent => "the last attempt did not reach the provider",
-            Code::ProviderBusy => "the provider was too busy for the last attempt",
-            Code::AccessDenied => "the provider denied us access for the last attempt",
-            Code::Rejected => "the provider rejected it",
-            Code::OutcomeUnknown => "it is not known whether the last attempt has bought it",
-            Code::SearchProvesNothing => {
+            ReasonCode::NotSent => "the last attempt did not reach the provider",
+            ReasonCode::ProviderBusy => "the provider was too busy for the last attempt",
+            ReasonCode::AccessDenied => "the provider denied us access for the last attempt",
+            ReasonCode::Rejected => "the provider rejected it",
+            ReasonCode::OutcomeUnknown => "it is not known whether the last attempt has bought it",
+            ReasonCode::SearchProvesNothing => {
                 "the provider lists no such purchase, but its list does not prove that there is none"
             }
-            Code::ProfilesLate => "it is bought, but its profiles do not come",
-            Code::ProfilesUncollectable => "it is bought, but its profiles cannot be collected",
-            Code::ProfileUnreadable => "it is bought, but this field of a profile cannot be read",
-            Code::ConfirmationCodeNeeded => {
+            ReasonCode::ProfilesLate => "it is bought, but its profiles do not come",
+            ReasonCode::ProfilesUncollectable => {
+                "it is bought, but its profiles cannot be collected"
+            }
+            ReasonCode::ProfileUnreadable => {
+                "it is bought, but this field of a profile cannot be read"
+            }
+            ReasonCode::ConfirmationCodeNeeded => {
                 "it is bought, but the eSIM needs a confirmation code, which no webhook carries"
             }
-            Code::PurchaseVanished => "it is bought, but the provider no longer knows the purchase",
-            Code::BoughtUnexpectedly => "it was bought although nobody expected that any more",
-            Code::SoldTwice => {
+            ReasonCode::PurchaseVanished => {
+                "it is bought, but the provider no longer knows the purchase"
+            }
+            ReasonCode::BoughtUnexpectedly => {
+                "it was bought although nobody expected that any more"
+            }
+            ReasonCode::SoldTwice => {
                 "it is bought, but the provider has sold the same eSIM before, as this id shows"
             }
-            Code::ResponseUnstorable => "it is bought, but the response cannot be stored",
-            Code::RowUnreadable => "its row cannot be read",
-            Code::UnitFailed => "the provider will not supply it",
-            Code::GivenUp => "an operator settled it as not bought",
-            Code::OrderRefused => "its order was refused",
-            Code::OrderCancelled => "its order was cancelled",
-            Code::Unknown => return self.detail.clone().unwrap_or_default(),
+            ReasonCode::ResponseUnstorable => "it is bought, but the response cannot be stored",
+            ReasonCode::RowUnreadable => "its row cannot be read",
+            ReasonCode::UnitFailed => "the provider will not supply it",
+            ReasonCode::GivenUp => "an operator settled it as not bought",
+            ReasonCode::OrderRefused => "its order was refused",
+            ReasonCode::OrderCancelled => "its order was cancelled",
+            ReasonCode::Unknown => return self.detail.clone().unwrap_or_default(),
         };
         match &self.detail {
             Some(detail) => format!("{what}: {detail}"),
@@ -174,10 +182,10 @@ impl Reason {
 /// The reason of a row, if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Why(pub Option<Reason>);
+pub struct StoredReason(pub Option<Reason>);
 
-impl Why {
-    pub fn code(&self) -> Option<Code> {
+impl StoredReason {
+    pub fn code(&self) -> Option<ReasonCode> {
         self.0.as_ref().map(|reason| reason.code)
     }
 
@@ -188,14 +196,14 @@ impl Why {
 }
 
 /// As it is stored.
-impl From<Option<String>> for Why {
+impl From<Option<String>> for StoredReason {
     fn from(stored: Option<String>) -> Self {
         Self(stored.as_deref().map(Reason::read))
     }
 }
 
-impl From<Code> for Reason {
-    fn from(code: Code) -> Self {
+impl From<ReasonCode> for Reason {
+    fn from(code: ReasonCode) -> Self {
         Self { code, detail: None }
     }
 }
@@ -226,10 +234,10 @@ mod tests {
 
     #[test]
     fn each_code_is_read_as_it_was_stored_and_is_told() {
-        for code in Code::VARIANTS {
+        for code in ReasonCode::VARIANTS {
             for reason in [Reason::from(*code), Reason::with(*code, "HTTP 500: a: b")] {
                 assert_eq!(Reason::read(&reason.to_string()), reason);
-                let is_told = *code == Code::Unknown || !reason.told().is_empty();
+                let is_told = *code == ReasonCode::Unknown || !reason.told().is_empty();
                 assert!(is_told, "{code:?}");
             }
         }
@@ -239,15 +247,15 @@ mod tests {
     fn what_a_newer_version_has_stored_is_kept() {
         for stored in ["newer_code", "newer_code: HTTP 500", ""] {
             let read = Reason::read(stored);
-            assert_eq!(read.code, Code::Unknown);
+            assert_eq!(read.code, ReasonCode::Unknown);
             assert_eq!(read.told(), stored);
         }
     }
 
     proptest! {
         #[test]
-        fn any_detail_comes_back(index in 0..Code::VARIANTS.len(), detail in "\\PC{1,40}") {
-            let reason = Reason::with(Code::VARIANTS[index], detail);
+        fn any_detail_comes_back(index in 0..ReasonCode::VARIANTS.len(), detail in "\\PC{1,40}") {
+            let reason = Reason::with(ReasonCode::VARIANTS[index], detail);
             prop_assert_eq!(Reason::read(&reason.to_string()), reason);
         }
 

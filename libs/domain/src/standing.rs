@@ -8,7 +8,7 @@
 
 use strum::{EnumString, IntoStaticStr};
 
-use crate::{GiveBackState, reason::Code};
+use crate::{GiveBackState, reason::ReasonCode};
 
 /// The state of a unit, as it follows from its row, its eSIM and its placement.
 #[derive(
@@ -57,13 +57,13 @@ impl UnitState {
     }
 
     /// What the look-ups of its partner show.
-    pub fn shown(self) -> Shown {
+    pub fn shown(self) -> ShownState {
         match self {
-            Self::Pending => Shown::Processing,
-            Self::Parked => Shown::OnHold,
-            Self::Ready => Shown::Ready,
-            Self::Returned => Shown::Returned,
-            Self::Failed => Shown::Failed,
+            Self::Pending => ShownState::Processing,
+            Self::Parked => ShownState::OnHold,
+            Self::Ready => ShownState::Ready,
+            Self::Returned => ShownState::Returned,
+            Self::Failed => ShownState::Failed,
         }
     }
 }
@@ -73,7 +73,7 @@ impl UnitState {
     Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
 )]
 #[strum(serialize_all = "snake_case")]
-pub enum Shown {
+pub enum ShownState {
     Processing,
     OnHold,
     Ready,
@@ -122,7 +122,7 @@ pub enum EndpointState {
 
 /// The webhook of a ready unit to one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Webhook {
+pub struct WebhookFacts {
     pub endpoint: EndpointState,
     pub state: DeliveryState,
     /// The attempts that have ended.
@@ -142,13 +142,13 @@ pub struct Silent {
 
 /// What is stored about a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unit<'a> {
+pub struct UnitFacts<'a> {
     pub state: UnitState,
     /// Why it failed or its placement is parked.
-    pub reason: Option<Code>,
+    pub reason: Option<ReasonCode>,
     pub give_back: Option<GiveBackState>,
     /// Its webhooks, that to the first endpoint first.
-    pub webhooks: &'a [Webhook],
+    pub webhooks: &'a [WebhookFacts],
     /// Why nothing is bought at its provider, if its purchase waits for that.
     pub stop: Option<Stop>,
     pub silent: Silent,
@@ -230,7 +230,7 @@ impl Stop {
 
 /// Who must act before a unit goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Actor {
+pub enum NextActor {
     /// Nobody: it has ended, or goes on by itself.
     Nobody,
     Partner,
@@ -239,28 +239,28 @@ pub enum Actor {
 
 /// How a unit stands whose placement is parked for this reason. What is certainly bought is told as
 /// bought, although it cannot be delivered yet.
-fn parked(code: Code) -> Standing {
+fn parked(code: ReasonCode) -> Standing {
     match code {
-        Code::ProfilesLate => Standing::ProfilesLate,
-        Code::ProfilesUncollectable => Standing::Uncollectable,
-        Code::ProfileUnreadable
-        | Code::ConfirmationCodeNeeded
-        | Code::SoldTwice
-        | Code::ResponseUnstorable => Standing::Undeliverable,
-        Code::PurchaseVanished => Standing::Vanished,
-        Code::NotSent
-        | Code::ProviderBusy
-        | Code::AccessDenied
-        | Code::Rejected
-        | Code::OutcomeUnknown
-        | Code::SearchProvesNothing
-        | Code::BoughtUnexpectedly
-        | Code::RowUnreadable
-        | Code::UnitFailed
-        | Code::GivenUp
-        | Code::OrderRefused
-        | Code::OrderCancelled
-        | Code::Unknown => Standing::OnHold,
+        ReasonCode::ProfilesLate => Standing::ProfilesLate,
+        ReasonCode::ProfilesUncollectable => Standing::Uncollectable,
+        ReasonCode::ProfileUnreadable
+        | ReasonCode::ConfirmationCodeNeeded
+        | ReasonCode::SoldTwice
+        | ReasonCode::ResponseUnstorable => Standing::Undeliverable,
+        ReasonCode::PurchaseVanished => Standing::Vanished,
+        ReasonCode::NotSent
+        | ReasonCode::ProviderBusy
+        | ReasonCode::AccessDenied
+        | ReasonCode::Rejected
+        | ReasonCode::OutcomeUnknown
+        | ReasonCode::SearchProvesNothing
+        | ReasonCode::BoughtUnexpectedly
+        | ReasonCode::RowUnreadable
+        | ReasonCode::UnitFailed
+        | ReasonCode::GivenUp
+        | ReasonCode::OrderRefused
+        | ReasonCode::OrderCancelled
+        | ReasonCode::Unknown => Standing::OnHold,
     }
 }
 
@@ -274,7 +274,7 @@ fn hold(endpoint: EndpointState) -> Option<Hold> {
 }
 
 /// How the webhook of a ready unit to one endpoint stands.
-pub fn of_webhook(webhook: &Webhook, silent: Silent) -> Standing {
+pub fn of_webhook(webhook: &WebhookFacts, silent: Silent) -> Standing {
     match webhook.state {
         DeliveryState::Delivered => Standing::Delivered,
         DeliveryState::Exhausted if webhook.was_delivered => Standing::NotSentAgain,
@@ -288,7 +288,7 @@ pub fn of_webhook(webhook: &Webhook, silent: Silent) -> Standing {
     }
 }
 
-fn ready(unit: &Unit<'_>) -> Standing {
+fn ready(unit: &UnitFacts<'_>) -> Standing {
     // A give-back that has ended is told by the state of the unit.
     match unit.give_back {
         Some(GiveBackState::Asked | GiveBackState::Sending) if unit.silent.provisioner => {
@@ -313,7 +313,7 @@ fn ready(unit: &Unit<'_>) -> Standing {
 }
 
 /// How a unit stands.
-pub fn standing(unit: &Unit<'_>) -> Standing {
+pub fn standing(unit: &UnitFacts<'_>) -> Standing {
     match unit.state {
         UnitState::Ready => ready(unit),
         UnitState::Returned => Standing::Returned,
@@ -340,7 +340,7 @@ impl Standing {
 
     /// What the look-ups of the partner may show of a unit that stands so; of one whose rows cannot be
     /// read they show nothing certain.
-    pub fn shown(self) -> Shown {
+    pub fn shown(self) -> ShownState {
         match self {
             Self::Delivered
             | Self::SentAgain
@@ -353,22 +353,22 @@ impl Standing {
             | Self::NoUrl
             | Self::GivingBack
             | Self::GiveBackStalled
-            | Self::GiveBackOnHold => Shown::Ready,
+            | Self::GiveBackOnHold => ShownState::Ready,
             Self::Waiting | Self::Stopped(_) | Self::Stalled | Self::Unreadable => {
-                Shown::Processing
+                ShownState::Processing
             }
             Self::ProfilesLate
             | Self::Uncollectable
             | Self::Undeliverable
             | Self::Vanished
-            | Self::OnHold => Shown::OnHold,
-            Self::Returned => Shown::Returned,
-            Self::Failed => Shown::Failed,
+            | Self::OnHold => ShownState::OnHold,
+            Self::Returned => ShownState::Returned,
+            Self::Failed => ShownState::Failed,
         }
     }
 
     /// Who must act before it goes on.
-    pub fn must_act(self) -> Actor {
+    pub fn must_act(self) -> NextActor {
         match self {
             Self::Delivered
             | Self::SentAgain
@@ -379,12 +379,12 @@ impl Standing {
             | Self::Stopped(Stop::ForNow)
             | Self::GivingBack
             | Self::Returned
-            | Self::Failed => Actor::Nobody,
+            | Self::Failed => NextActor::Nobody,
             Self::NotSentAgain
             | Self::Exhausted
             | Self::Gone
             | Self::NoUrl
-            | Self::Held(Hold::PausedByPartner) => Actor::Partner,
+            | Self::Held(Hold::PausedByPartner) => NextActor::Partner,
             Self::Held(Hold::Paused | Hold::Service)
             | Self::Stopped(Stop::UntilOperator)
             | Self::Stalled
@@ -395,7 +395,7 @@ impl Standing {
             | Self::Vanished
             | Self::OnHold
             | Self::GiveBackOnHold
-            | Self::Unreadable => Actor::Operator,
+            | Self::Unreadable => NextActor::Operator,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use domain::{Command, Stored, command::Counts};
+use domain::{Command, Stored, command::CountedRows};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -245,8 +245,8 @@ impl RecordedAction {
 /// resumed for which no webhook waits. Showing something changes nothing on purpose.
 pub fn changed_nothing(command: &Stored<Command>, affected: i64, has_after: bool) -> bool {
     let changes = match command.known().map(Command::counts) {
-        Some(Counts::Webhooks | Counts::Rows) | None => true,
-        Some(Counts::Nothing) => false,
+        Some(CountedRows::Webhooks | CountedRows::Rows) | None => true,
+        Some(CountedRows::Nothing) => false,
     };
     changes && affected == 0 && !has_after
 }

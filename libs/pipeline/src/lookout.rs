@@ -11,7 +11,7 @@ use std::{
 
 use pg::Database;
 use runtime::{Shutdown, lock, outage};
-use store::work::{self, Kind};
+use store::work::{self, WorkKind};
 use tokio::sync::Notify;
 
 /// The time between two questions, and so how much later than its time the row of an idle worker is
@@ -25,7 +25,7 @@ pub struct Lookout(Mutex<Watched>);
 /// What the workers watch: the kinds of their rows, each with a provider.
 #[derive(Clone, Default)]
 struct Watched {
-    kinds: Vec<Kind>,
+    kinds: Vec<WorkKind>,
     providers: Vec<String>,
     workers: Vec<Arc<Notify>>,
 }
@@ -43,7 +43,7 @@ impl Lookout {
 
     /// What a worker waits for, whose rows are of these kinds. The provider is empty for a worker that
     /// has none.
-    pub fn watch(&self, kinds: &[Kind], provider: &str) -> Arc<Notify> {
+    pub fn watch(&self, kinds: &[WorkKind], provider: &str) -> Arc<Notify> {
         let due = Arc::new(Notify::new());
         let mut watched = lock(&self.0);
         for kind in kinds {

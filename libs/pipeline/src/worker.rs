@@ -41,7 +41,7 @@ use std::{
 use domain::PartnerId;
 use rand::seq::SliceRandom;
 use runtime::{Shutdown, clock::Moment, outage};
-use store::work::{Found, Look};
+use store::work::{LookResult, WorkLook};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
@@ -393,8 +393,8 @@ impl<H: Handler> Worker<H> {
         &self,
         limit: usize,
         after: Option<(String, PartnerId)>,
-    ) -> anyhow::Result<Found<Ticket<H::Id>>> {
-        let look = Look {
+    ) -> anyhow::Result<LookResult<Ticket<H::Id>>> {
+        let look = WorkLook {
             limit,
             rows_per_queue: self.rows_per_queue,
             after,

@@ -37,12 +37,15 @@ use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
-    claim::{Claim, ClaimResult, Content, Delivery, Esim, Target, Validity, claim},
+    claim::{
+        ClaimResult, ClaimedDelivery, DeliveryClaim, DeliveryContent, DeliveryTarget, EsimContent,
+        Validity, claim,
+    },
     fan_out::fan_out,
     known::claim_known,
     record::{AttemptResult, Attempted, record},
     view::View,
-    walk::Position,
+    walk::WalkPosition,
 };
 use crate::sweep::{Swept, SweptRange, may_sweep};
 

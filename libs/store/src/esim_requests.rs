@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use domain::{
     GiveBackState, Iccid, OrderId, PartnerId, TopupId,
-    give_back::{Event, GiveBack},
+    give_back::{GiveBack, GiveBackEvent},
 };
 use pg::{Error, Result, Transaction, TransactionEnd, age, seconds, transaction, unsigned};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::work::{self, DueWork, Found, Kind, Look};
+use crate::work::{self, DueWork, LookResult, WorkKind, WorkLook};
 
 /// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub enum UsageFailure {
 /// Why a give-back was refused or parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Reason {
+pub enum GiveBackReason {
     /// The provider takes no eSIM back.
     NotAvailable,
     /// The eSIM is installed.
@@ -66,7 +66,7 @@ pub enum Reason {
     Unreadable,
 }
 
-impl Reason {
+impl GiveBackReason {
     /// The reason in words.
     pub fn told(self) -> &'static str {
         match self {
@@ -85,7 +85,7 @@ impl Reason {
 
 /// A request that needs work now.
 #[derive(Clone, Debug)]
-pub struct Claimed {
+pub struct ClaimedRequest {
     /// The row of `work`.
     pub id: Uuid,
     pub topup_id: TopupId,
@@ -116,9 +116,9 @@ pub struct Open {
 pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
-    look: &Look,
-) -> Result<Found<DueWork<Uuid>>> {
-    work::due(connection, &Kind::REQUESTS, provider, look).await
+    look: &WorkLook,
+) -> Result<LookResult<DueWork<Uuid>>> {
+    work::due(connection, &WorkKind::REQUESTS, provider, look).await
 }
 
 /// Claims those of the rows of `work` that are due, and leases them. While the breaker of the
@@ -137,7 +137,7 @@ pub async fn claim(
     rows: &[Uuid],
     lease: Duration,
     probe: bool,
-) -> Result<Vec<Claimed>> {
+) -> Result<Vec<ClaimedRequest>> {
     let query = sqlx::query_as!(
         Row,
         r#"WITH free AS MATERIALIZED (
@@ -213,7 +213,7 @@ struct Row {
     attempt_age: f64,
 }
 
-fn read(row: Row) -> Result<Claimed> {
+fn read(row: Row) -> Result<ClaimedRequest> {
     let missing = || Error::Unreadable("its eSIM, of which a part is missing".into());
     let state = row
         .give_back
@@ -228,7 +228,7 @@ fn read(row: Row) -> Result<Claimed> {
         asked_age: age(row.asked_age),
         attempt_age: age(row.attempt_age),
     });
-    Ok(Claimed {
+    Ok(ClaimedRequest {
         id: row.id,
         topup_id: row.topup_id.try_into()?,
         order_id: row.order_id.ok_or_else(missing)?.into(),
@@ -251,7 +251,7 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
         why,
         "a request about a delivered eSIM is set aside, because its row cannot be read"
     );
-    let name: &str = Reason::Unreadable.into();
+    let name: &str = GiveBackReason::Unreadable.into();
     let statement = sqlx::query!(
         "WITH done AS (
              DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('give_back', $1))
@@ -327,7 +327,7 @@ pub async fn begin(
     topup_id: &TopupId,
     read: GiveBack,
 ) -> Result<Option<u32>> {
-    let Ok(begun) = read.after(Event::Begin) else {
+    let Ok(begun) = read.after(GiveBackEvent::Begin) else {
         return Ok(None);
     };
     let statement = sqlx::query!(
@@ -346,11 +346,11 @@ pub async fn begin(
 
 /// What a settlement of a give-back says beside its event.
 #[derive(Clone, Debug)]
-pub struct Settlement {
+pub struct GiveBackSettlement {
     /// `None` if nothing is known, so that only the time of the next look changes.
-    pub event: Option<Event>,
+    pub event: Option<GiveBackEvent>,
     /// Why it is refused or parked, and what the provider said: one short line.
-    pub reason: Option<(Reason, Option<String>)>,
+    pub reason: Option<(GiveBackReason, Option<String>)>,
     /// When the give-back is looked at next if it is not over.
     pub again_in: Duration,
 }
@@ -359,7 +359,7 @@ pub struct Settlement {
 pub async fn settle(
     connection: &mut PgConnection,
     topup_id: &TopupId,
-    settlement: &Settlement,
+    settlement: &GiveBackSettlement,
 ) -> Result<(Option<GiveBackState>, bool)> {
     transaction!(connection, "esim_requests::settle", |transaction| {
         let query = sqlx::query!(
@@ -377,7 +377,7 @@ pub async fn settle(
         };
         let after = settlement.event.and_then(|event| before.after(event).ok());
         let now = after.unwrap_or(before);
-        let name = |reason: Reason| -> &'static str { reason.into() };
+        let name = |reason: GiveBackReason| -> &'static str { reason.into() };
         let reason = settlement.reason.as_ref();
         let statement = sqlx::query!(
             "UPDATE esim_requests

@@ -180,7 +180,10 @@ pub async fn add(connection: &mut PgConnection, instance: Uuid, figures: &[Figur
     let mut counts: BTreeMap<_, Count> = BTreeMap::new();
     for figure in figures {
         let hour = figure.minute.replace_minute(0).unwrap_or(figure.minute);
-        for (span, at) in [(Span::Minute, figure.minute), (Span::Hour, hour)] {
+        for (span, at) in [
+            (FigureSpan::Minute, figure.minute),
+            (FigureSpan::Hour, hour),
+        ] {
             let key = (span, at, figure.measure, figure.subject.as_str());
             counts.entry(key).or_default().merge(&figure.count);
         }
@@ -235,7 +238,7 @@ pub async fn erase_old(connection: &mut PgConnection) -> Result<()> {
 /// purchases and calls by provider, all others without a subject. What has no duration is left out.
 pub async fn halves(
     connection: &mut PgConnection,
-    span: Span,
+    span: FigureSpan,
     spans: i32,
     measures: &[Measure],
 ) -> Result<BTreeMap<(Measure, String), BTreeMap<OffsetDateTime, Count>>> {
@@ -316,7 +319,7 @@ fn read_count(n: i64, failed: i64, histogram: &[i64]) -> Count {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Span {
+pub enum FigureSpan {
     Minute,
     Hour,
 }
@@ -325,7 +328,7 @@ pub enum Span {
 const MOST: i64 = 50_000;
 
 /// What was counted in a time, by what is counted.
-pub type Counts = BTreeMap<Measure, Count>;
+pub type MeasureCounts = BTreeMap<Measure, Count>;
 
 /// What all processes together have counted in the last minutes or hours.
 #[derive(Clone, Debug, Default)]
@@ -336,7 +339,7 @@ impl Figures {
     /// `subjects`, those of all subjects are summed up.
     pub async fn read(
         connection: &mut PgConnection,
-        span: Span,
+        span: FigureSpan,
         spans: i32,
         subjects: bool,
     ) -> Result<Self> {
@@ -346,7 +349,7 @@ impl Figures {
     /// The same of purchases and calls only, by provider.
     pub async fn of_providers(
         connection: &mut PgConnection,
-        span: Span,
+        span: FigureSpan,
         spans: i32,
     ) -> Result<Self> {
         let measures = [Measure::Bought, Measure::Call];
@@ -355,7 +358,7 @@ impl Figures {
 
     async fn select(
         connection: &mut PgConnection,
-        span: Span,
+        span: FigureSpan,
         spans: i32,
         subjects: bool,
         measures: Option<&[Measure]>,
@@ -389,8 +392,8 @@ impl Figures {
     }
 
     /// The minutes or hours in which something was counted, the oldest first.
-    pub fn by_time(&self) -> Vec<(OffsetDateTime, Counts)> {
-        let mut times: BTreeMap<OffsetDateTime, Counts> = BTreeMap::new();
+    pub fn by_time(&self) -> Vec<(OffsetDateTime, MeasureCounts)> {
+        let mut times: BTreeMap<OffsetDateTime, MeasureCounts> = BTreeMap::new();
         for ((at, measure, _), count) in &self.0 {
             let counts = times.entry(*at).or_default();
             counts.entry(*measure).or_default().merge(count);
@@ -399,12 +402,12 @@ impl Figures {
     }
 
     /// The same of each subject.
-    pub fn by_subject_and_time(&self) -> BTreeMap<String, Vec<(OffsetDateTime, Counts)>> {
-        let mut subjects: BTreeMap<String, Vec<(OffsetDateTime, Counts)>> = BTreeMap::new();
+    pub fn by_subject_and_time(&self) -> BTreeMap<String, Vec<(OffsetDateTime, MeasureCounts)>> {
+        let mut subjects: BTreeMap<String, Vec<(OffsetDateTime, MeasureCounts)>> = BTreeMap::new();
         for ((at, measure, subject), count) in &self.0 {
             let times = subjects.entry(subject.clone()).or_default();
             if times.last().is_none_or(|(last, _)| last != at) {
-                times.push((*at, Counts::new()));
+                times.push((*at, MeasureCounts::new()));
             }
             if let Some((_, counts)) = times.last_mut() {
                 counts.entry(*measure).or_default().merge(count);
@@ -427,8 +430,8 @@ impl Figures {
     }
 
     /// The sums of the whole time, by what is counted.
-    pub fn sums(&self) -> Counts {
-        let mut sums = Counts::new();
+    pub fn sums(&self) -> MeasureCounts {
+        let mut sums = MeasureCounts::new();
         for ((_, measure, _), count) in &self.0 {
             sums.entry(*measure).or_default().merge(count);
         }

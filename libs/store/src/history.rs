@@ -5,7 +5,7 @@
 //! before an operator resolved it. Whoever changes such a row [notes](write) it in the same
 //! transaction. What goes straight is never noted, so an order without trouble costs nothing.
 
-use domain::{HistoryKind, PlacementState, Why};
+use domain::{HistoryKind, PlacementState, StoredReason};
 use pg::{Result, Transaction};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -133,7 +133,7 @@ pub struct Noted {
     pub provider: Option<String>,
     pub kind: String,
     pub attempt: Option<i32>,
-    pub reason: Why,
+    pub reason: StoredReason,
     /// As JSON.
     pub before: Option<String>,
     pub after: Option<String>,

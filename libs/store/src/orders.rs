@@ -23,7 +23,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use self::refusal::Refusal;
+pub use self::refusal::PlacementRefusal;
 use crate::{Unflushed, placements::FirstClaim};
 
 #[derive(Clone, Debug)]
@@ -365,7 +365,7 @@ pub async fn status(
 }
 
 /// Refuses an order for ingress, which then answers with 422. Applies
-/// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
+/// [`domain::placement::PlacementEvent::Refuse`] to all placements of the order at once, judged by their
 /// stored states: an attempt of at least one has ended, none is bought, and no attempt is open.
 /// Either all placements move and the order is refused, or nothing changes and the result is `None`: a
 /// placement is bought or may be, none was attempted, or the order is gone or too late. Who gets `None`
@@ -374,7 +374,7 @@ pub async fn status(
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
-) -> Result<Option<Vec<Refusal>>> {
+) -> Result<Option<Vec<PlacementRefusal>>> {
     transaction!(connection, "orders::refuse", |transaction| {
         // The order is locked before its placements are judged. `status` takes the same lock, so it
         // waits for a refusal that is under way and sees its result. The deadline is compared with the
@@ -404,7 +404,7 @@ pub async fn refuse(
 struct RefusedPlacement {
     /// Whether an attempt of it has ended.
     was_attempted: bool,
-    refusal: Refusal,
+    refusal: PlacementRefusal,
 }
 
 /// Refuses or cancels a locked order: moves all of its placements to `refused` and returns them, fails
@@ -426,7 +426,7 @@ async fn refuse_or_cancel(
     let rows = query.fetch_all(&mut **transaction).await?;
     let refused = rows.into_iter().map(|row| RefusedPlacement {
         was_attempted: row.was_attempted,
-        refusal: Refusal::read(
+        refusal: PlacementRefusal::read(
             row.refusal_status,
             row.refusal_message,
             row.reason.as_deref(),
@@ -437,7 +437,7 @@ async fn refuse_or_cancel(
 
 /// The result of [`cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cancelled {
+pub enum OrderCancellation {
     /// The order is cancelled, so nothing of it is bought, now or later.
     Done(OrderId),
     /// The newest order with this external id was cancelled before. Nothing was changed.
@@ -468,7 +468,7 @@ pub async fn cancel(
     partner_id: PartnerId,
     external_order_id: &str,
     answered: Option<OrderId>,
-) -> Result<Cancelled> {
+) -> Result<OrderCancellation> {
     transaction!(connection, "orders::cancel", |transaction| {
         let query = sqlx::query!(
             r#"WITH newest AS (
@@ -487,27 +487,29 @@ pub async fn cancel(
         let found = query.fetch_one(&mut **transaction).await?;
         let Some(order_id) = found.order_id.map(OrderId::from) else {
             return Ok(TransactionEnd::Rollback(if found.archived {
-                Cancelled::Archived
+                OrderCancellation::Archived
             } else {
-                Cancelled::Unknown
+                OrderCancellation::Unknown
             }));
         };
         if found.cancelled_at.is_some() {
-            return Ok(TransactionEnd::Rollback(Cancelled::Before(order_id)));
+            return Ok(TransactionEnd::Rollback(OrderCancellation::Before(
+                order_id,
+            )));
         }
         if found.refused_at.is_some() {
-            return Ok(TransactionEnd::Rollback(Cancelled::Refused));
+            return Ok(TransactionEnd::Rollback(OrderCancellation::Refused));
         }
         let undecided_for = found.undecided_for.unwrap_or_default();
         if undecided_for > 0.0 && answered != Some(order_id) {
-            return Ok(TransactionEnd::Rollback(Cancelled::Undecided {
+            return Ok(TransactionEnd::Rollback(OrderCancellation::Undecided {
                 order_id,
                 rest: age(undecided_for),
             }));
         }
         let refused = refuse_or_cancel(transaction, order_id, true).await?;
         if refused.is_empty() {
-            return Ok(TransactionEnd::Rollback(Cancelled::TooLate));
+            return Ok(TransactionEnd::Rollback(OrderCancellation::TooLate));
         }
         let target = format!("order {order_id}");
         let action = Action::of_partner(domain::Command::OrderCancel, &target);
@@ -517,6 +519,6 @@ pub async fn cancel(
             json!({ "cancelled": true, "placements": "refused" }),
         );
         actions::record(transaction, action, affected, changed).await?;
-        Ok(TransactionEnd::Commit(Cancelled::Done(order_id)))
+        Ok(TransactionEnd::Commit(OrderCancellation::Done(order_id)))
     })
 }

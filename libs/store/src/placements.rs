@@ -16,19 +16,20 @@ mod settle;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Claimed, ClaimedTopup, claim};
+pub use claim::{ClaimedPlacement, ClaimedTopup, PlacementClaim, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
 use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 pub use settle::{
-    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit, settle,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, Settled,
+    SettledUnit, Statements, settle,
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
     sweep::{Swept, SweptRange, may_sweep},
-    work::{self, DueWork, Found, Kind, Look},
+    work::{self, DueWork, LookResult, WorkKind, WorkLook},
 };
 
 /// The two kinds of calls to a provider, between which its due work is divided.
@@ -42,10 +43,10 @@ pub enum Activity {
 
 impl Activity {
     /// The kinds of work that belong to it, in the order in which they are done.
-    pub fn kinds(self) -> &'static [Kind] {
+    pub fn kinds(self) -> &'static [WorkKind] {
         match self {
-            Self::Purchases => &Kind::PURCHASES,
-            Self::LookUps => &Kind::LOOKUPS,
+            Self::Purchases => &WorkKind::PURCHASES,
+            Self::LookUps => &WorkKind::LOOKUPS,
         }
     }
 }
@@ -55,13 +56,13 @@ pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
     activity: Activity,
-    look: &Look,
-) -> Result<Found<DueWork<PlacementId>>> {
+    look: &WorkLook,
+) -> Result<LookResult<DueWork<PlacementId>>> {
     work::due(connection, activity.kinds(), provider, look).await
 }
 
 /// A placement that was deferred, and the ingress process that need not wait for its verdict any
-/// longer, see [`Claimed::report_to`].
+/// longer, see [`ClaimedPlacement::report_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
     pub placement_id: PlacementId,

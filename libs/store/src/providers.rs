@@ -461,7 +461,7 @@ pub async fn unsettled(
 
 /// The backlog of a provider's work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backlog {
+pub struct ProviderBacklog {
     pub provider: String,
     pub parked: u64,
     /// Parked give-backs.
@@ -476,7 +476,10 @@ pub struct Backlog {
 /// Reads the backlogs of the `served` providers, of all that were ever served, and of all in the
 /// catalogue, also as alternatives, so that work of a provider that no provisioner serves is visible,
 /// too. All counts are made by an index and bounded.
-pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
+pub async fn backlogs(
+    connection: &mut PgConnection,
+    served: &[String],
+) -> Result<Vec<ProviderBacklog>> {
     let query = sqlx::query!(
         r#"SELECT known.provider AS "provider!",
                   (SELECT count(*) FROM (SELECT FROM held h
@@ -511,7 +514,7 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
         .fetch_all(connection)
         .await?
         .into_iter()
-        .map(|row| Backlog {
+        .map(|row| ProviderBacklog {
             provider: row.provider,
             parked: count(row.parked),
             give_backs_parked: count(row.give_backs_parked),

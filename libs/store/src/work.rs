@@ -20,7 +20,7 @@ use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use self::look::{DueWork, Found, Look};
+pub use self::look::{DueWork, LookResult, WorkLook};
 
 /// What a stage must do for a row of `work`. Its columns `id` and `lane` mean, by kind:
 ///
@@ -36,7 +36,7 @@ pub use self::look::{DueWork, Found, Look};
 /// state and its attempts, by the function `kind_of_work` of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Kind {
+pub enum WorkKind {
     /// Buy a placement that was never tried.
     Buy,
     /// Buy a placement again after an attempt that certainly bought nothing.
@@ -65,7 +65,7 @@ pub enum Kind {
     Notices,
 }
 
-impl Kind {
+impl WorkKind {
     /// The kinds of purchases. Further attempts come first, because an order that has waited for
     /// one attempt would otherwise wait behind every order that came after it.
     pub const PURCHASES: [Self; 2] = [Self::BuyAgain, Self::Buy];
@@ -91,7 +91,7 @@ impl Kind {
 /// Whether any row of each of these kinds is due, each for the provider at the same place.
 pub async fn are_due(
     connection: &mut PgConnection,
-    kinds: &[Kind],
+    kinds: &[WorkKind],
     providers: &[String],
 ) -> Result<Vec<bool>> {
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
@@ -112,8 +112,8 @@ pub async fn are_due(
 /// the time up to which its rows are due, and `most` how many of them are taken.
 macro_rules! look {
     ($connection:expr, $kinds:expr, $provider:expr, $look:expr, $gate:literal, $until:literal, $most:literal) => {{
-        let look: &Look = $look;
-        let kinds: Vec<&str> = $kinds.iter().map(|kind: &Kind| kind.as_str()).collect();
+        let look: &WorkLook = $look;
+        let kinds: Vec<&str> = $kinds.iter().map(|kind: &WorkKind| kind.as_str()).collect();
         let (lane, partner) = match &look.after {
             Some((lane, partner)) => (lane.as_str(), partner.uuid()),
             None => ("", Uuid::nil()),
@@ -190,7 +190,7 @@ macro_rules! look {
                 lane: row.lane,
             })
         });
-        Ok(Found {
+        Ok(LookResult {
             due: due.take(look.limit).collect(),
             after,
         })
@@ -201,10 +201,10 @@ macro_rules! look {
 /// `kinds` come first, and the oldest within a kind.
 pub async fn due<Id: From<Uuid>>(
     connection: &mut PgConnection,
-    kinds: &[Kind],
+    kinds: &[WorkKind],
     provider: &str,
-    look: &Look,
-) -> Result<Found<DueWork<Id>>> {
+    look: &WorkLook,
+) -> Result<LookResult<DueWork<Id>>> {
     look!(connection, kinds, provider, look, "", "now()", "$7")
 }
 
@@ -223,11 +223,11 @@ pub struct DueDelivery {
 /// single delivery is found, as its probe.
 pub async fn due_deliveries(
     connection: &mut PgConnection,
-    look: &Look,
-) -> Result<Found<DueDelivery>> {
-    let found: Result<Found<DueWork<DeliveryId>>> = look!(
+    look: &WorkLook,
+) -> Result<LookResult<DueDelivery>> {
+    let found: Result<LookResult<DueWork<DeliveryId>>> = look!(
         connection,
-        Kind::WEBHOOKS,
+        WorkKind::WEBHOOKS,
         "",
         look,
         "LEFT JOIN partner_endpoints e

@@ -101,7 +101,7 @@ fn held_by(holder: Option<&BlockingSession>) -> String {
 /// attempt that is recorded now. So each one is looked up before anything is bought, and the
 /// settling delay starts now.
 ///
-/// An `accepted` placement moves by [`domain::placement::Event::Claim`], but nothing is sent for
+/// An `accepted` placement moves by [`domain::placement::PlacementEvent::Claim`], but nothing is sent for
 /// it. `park_unanswered` parks the placements of orders that may have been answered with 422 after
 /// the dump, so that an operator can decide about them.
 ///

@@ -7,12 +7,12 @@
 
 use domain::{
     EndpointId, OptionId,
-    event::{Kind, NoticeKind},
+    event::{EventKind, NoticeKind},
 };
 use serde::Serialize;
 use store::deliveries::{
-    events::{Event, Subject},
-    notices::Notice,
+    events::{EventContent, Subject},
+    notices::NoticeContent,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::{
@@ -174,8 +174,8 @@ struct NoticeData<'a> {
 }
 
 impl<'a> NoticeData<'a> {
-    fn new(kind: NoticeKind, notice: &'a Notice) -> Self {
-        let Notice {
+    fn new(kind: NoticeKind, notice: &'a NoticeContent) -> Self {
+        let NoticeContent {
             endpoint_id,
             host,
             since,
@@ -206,7 +206,7 @@ impl<'a> NoticeData<'a> {
 }
 
 impl<'a> EventBody<'a> {
-    pub fn new(event: &'a Event) -> Self {
+    pub fn new(event: &'a EventContent) -> Self {
         let data = match &event.subject {
             Subject::TopupFailed {
                 topup_id,
@@ -251,22 +251,22 @@ pub struct EventDescription {
 }
 
 /// What the API description says of the events of a kind. `None` if it is no event.
-pub fn described(kind: Kind) -> Option<EventDescription> {
+pub fn described(kind: EventKind) -> Option<EventDescription> {
     Some(match kind {
-        Kind::TopupReady => return None,
-        Kind::TopupFailed => EventDescription {
+        EventKind::TopupReady => return None,
+        EventKind::TopupFailed => EventDescription {
             summary: "A topup will have no eSIM",
             sent: "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`.",
             meaning: "a topup will never have an eSIM, although its order was answered with 201.",
             data: TopupFailedData::schema(),
         },
-        Kind::KeyExpiring => EventDescription {
+        EventKind::KeyExpiring => EventDescription {
             summary: "Old keys or an old webhook secret end soon",
             sent: "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends.",
             meaning: "the old keys or the old webhook secret of a rotation end soon. Replace them in\nyour programs before `ends_at`.",
             data: KeyExpiringData::schema(),
         },
-        Kind::WebhookTest => EventDescription {
+        EventKind::WebhookTest => EventDescription {
             summary: "A test",
             sent: "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes.",
             meaning: "the answer to your request for a test of the endpoint.",
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn each_kind_has_its_fields() {
         let body = |subject| {
-            let event = Event {
+            let event = EventContent {
                 created_at: OffsetDateTime::UNIX_EPOCH,
                 subject,
             };
@@ -340,10 +340,10 @@ mod tests {
             }),
             format!(r#"{{"type":"webhook.test",{head}{{"challenge":"7KQM-2XWB-9TRA"}}}}"#)
         );
-        let notice = Notice {
+        let notice = NoticeContent {
             host: Some("shop.example.com".into()),
             status: Some(503),
-            ..Notice::default()
+            ..NoticeContent::default()
         };
         let blocked = body(Subject::Notice {
             kind: NoticeKind::EndpointBlocked,

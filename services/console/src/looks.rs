@@ -18,7 +18,7 @@ use pg::{
     Database, PgConnection,
     actions::{self, ActionFilter, RecordedAction},
 };
-use store::figures::{Count, Counts, Figures, Measure, Span};
+use store::figures::{Count, FigureSpan, Figures, Measure, MeasureCounts};
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -48,7 +48,7 @@ pub(crate) struct SystemSnapshot {
     at: Instant,
     pub(crate) report: HealthReport,
     /// The last minutes, of everybody and of each provider and endpoint.
-    pub(crate) now: Counts,
+    pub(crate) now: MeasureCounts,
     pub(crate) subjects: Vec<(Measure, String, Count)>,
     /// What people have done lately, and the names of the partners of it.
     pub(crate) actions: Vec<RecordedAction>,
@@ -93,12 +93,12 @@ impl Range {
     }
 
     /// What is read for it, and the seconds of one bar.
-    fn read(self) -> (Span, i32, i64) {
+    fn read(self) -> (FigureSpan, i32, i64) {
         match self {
-            Self::Hour => (Span::Minute, 60, 60),
-            Self::SixHours => (Span::Minute, 360, 300),
-            Self::Day => (Span::Hour, 24, 3_600),
-            Self::Week => (Span::Hour, 168, 3_600),
+            Self::Hour => (FigureSpan::Minute, 60, 60),
+            Self::SixHours => (FigureSpan::Minute, 360, 300),
+            Self::Day => (FigureSpan::Hour, 24, 3_600),
+            Self::Week => (FigureSpan::Hour, 168, 3_600),
         }
     }
 
@@ -111,15 +111,15 @@ impl Range {
     pub(crate) fn bars(self) -> i64 {
         let (span, spans, step) = self.read();
         let seconds = match span {
-            Span::Minute => 60,
-            Span::Hour => 3_600,
+            FigureSpan::Minute => 60,
+            FigureSpan::Hour => 3_600,
         };
         i64::from(spans) * seconds / step
     }
 }
 
 /// The bars of a range: each with its beginning, the oldest first. Those without figures are empty.
-pub(crate) type Bars = Vec<(OffsetDateTime, Counts)>;
+pub(crate) type Bars = Vec<(OffsetDateTime, MeasureCounts)>;
 
 /// The bars of each provider.
 pub(crate) type ByProvider = BTreeMap<String, Bars>;
@@ -267,10 +267,10 @@ impl SharedSnapshots {
 }
 
 /// Puts minutes or hours into the bars of a range, which ends with the bar of now.
-fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime) -> Bars {
+fn bars(range: Range, figures: &[(OffsetDateTime, MeasureCounts)], now: OffsetDateTime) -> Bars {
     let step = range.step();
     let last = now.unix_timestamp().div_euclid(step);
-    let mut by_bar: BTreeMap<i64, Counts> = BTreeMap::new();
+    let mut by_bar: BTreeMap<i64, MeasureCounts> = BTreeMap::new();
     for (at, counts) in figures {
         let bar = by_bar
             .entry(at.unix_timestamp().div_euclid(step))
@@ -289,7 +289,7 @@ fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime)
 
 async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
     let report = health::examine(&mut *connection, PARKED).await?;
-    let now = Figures::read(&mut *connection, Span::Minute, MINUTES, true).await?;
+    let now = Figures::read(&mut *connection, FigureSpan::Minute, MINUTES, true).await?;
     let actions = actions::list(&mut *connection, &ActionFilter::default(), ACTIONS).await?;
     let named = actions.iter().filter_map(|one| partner_of(&one.target));
     let named: Vec<Uuid> = named.map(domain::PartnerId::uuid).collect();
@@ -314,7 +314,7 @@ mod tests {
     fn each_bar_has_the_figures_of_its_time_and_the_last_one_is_now() {
         let now = datetime!(2026-11-26 14:38 UTC);
         let minute = |minutes: i64, n| {
-            let mut counts = Counts::new();
+            let mut counts = MeasureCounts::new();
             let count = Count {
                 n,
                 ..Count::default()
@@ -326,14 +326,15 @@ mod tests {
         for (range, number) in [(Range::Hour, 60), (Range::SixHours, 72)] {
             let bars = bars(range, &figures, now);
             assert_eq!(bars.len(), number);
-            let of = |bar: &(OffsetDateTime, Counts)| bar.1.get(&Measure::Answered).map(|c| c.n);
+            let of =
+                |bar: &(OffsetDateTime, MeasureCounts)| bar.1.get(&Measure::Answered).map(|c| c.n);
             let last = bars.last().unwrap();
             assert!(last.0 <= now && now - last.0 < Duration::seconds(range.step()));
             let sum: u64 = bars.iter().filter_map(of).sum();
             assert!(sum >= 7, "{range:?}: {sum}");
         }
         let by_five = bars(Range::SixHours, &figures, now);
-        let of = |bar: &(OffsetDateTime, Counts)| bar.1.get(&Measure::Answered).map(|c| c.n);
+        let of = |bar: &(OffsetDateTime, MeasureCounts)| bar.1.get(&Measure::Answered).map(|c| c.n);
         assert_eq!(of(&by_five[71]), Some(6));
         assert_eq!(of(&by_five[70]), Some(1));
     }

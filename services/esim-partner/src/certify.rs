@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use domain::event::Kind;
+use domain::event::EventKind;
 use futures_util::{future::join_all, stream};
 use reqwest::{Body, Url};
 use runtime::terminal::print;
@@ -288,20 +288,20 @@ async fn bodies(endpoint: &mut Endpoint, secret: &Secret) {
 
 /// The check of events of a kind: its name, what it sends, and an example of the data. `None` for
 /// what is no event.
-fn example(kind: Kind) -> Option<[&'static str; 3]> {
+fn example(kind: EventKind) -> Option<[&'static str; 3]> {
     match kind {
-        Kind::TopupReady => None,
-        Kind::TopupFailed => Some([
+        EventKind::TopupReady => None,
+        EventKind::TopupFailed => Some([
             "event_topup_failed",
             "a topup.failed",
             r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18","error":"The eSIM will not be delivered"}"#,
         ]),
-        Kind::KeyExpiring => Some([
+        EventKind::KeyExpiring => Some([
             "event_key_expiring",
             "a key.expiring",
             r#"{"credential":"webhook_secret","ends_at":"2099-12-31T00:00:00Z"}"#,
         ]),
-        Kind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
+        EventKind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
     }
 }
 
@@ -310,7 +310,7 @@ async fn events(endpoint: &mut Endpoint, secret: &Secret) {
     const KNOWN: &str = "acknowledge further events, too: those with the header webhook-type. Ignore them if you do not need them";
     const UNKNOWN: &str =
         "acknowledge events of a type that you do not know, and ignore them: we may add types";
-    for (number, &kind) in (40..).zip(Kind::ALL) {
+    for (number, &kind) in (40..).zip(EventKind::ALL) {
         let Some([name, sent, data]) = example(kind) else {
             continue;
         };

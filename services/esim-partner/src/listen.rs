@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use domain::{Stored, TopupId, WebhookId, standing::Shown};
+use domain::{Stored, TopupId, WebhookId, standing::ShownState};
 use futures_util::{StreamExt, stream};
 use reqwest::{Url, header::HeaderValue};
 use runtime::terminal::{one_line, print, say};
@@ -234,7 +234,7 @@ pub(crate) async fn redeliver(
 ) -> anyhow::Result<bool> {
     #[derive(Deserialize)]
     struct Topup<'a> {
-        state: Stored<Shown>,
+        state: Stored<ShownState>,
         // The bytes as the service sent them, because they are the body of the webhook and the
         // signature covers them.
         #[serde(borrow)]

@@ -17,7 +17,7 @@ use std::{
 use clap::{Args, Subcommand};
 use domain::{
     Stored, TopupId,
-    standing::{DeliveryState, Shown},
+    standing::{DeliveryState, ShownState},
 };
 use runtime::terminal::{print, printable, say};
 use serde::Deserialize;
@@ -99,7 +99,7 @@ struct Order {
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 struct Topup {
     topup_id: TopupId,
-    state: Stored<Shown>,
+    state: Stored<ShownState>,
     error: Option<String>,
     delivery: Option<Stored<DeliveryState>>,
     #[serde(default, with = "rfc3339::option")]
@@ -132,9 +132,9 @@ impl Topup {
     /// When the topup got its state, if the API says so.
     fn since(&self, order: &Order) -> Option<OffsetDateTime> {
         match self.state.known()? {
-            Shown::Processing => Some(order.created_at),
-            Shown::Ready => self.ready_at,
-            Shown::Returned => self.returned_at,
+            ShownState::Processing => Some(order.created_at),
+            ShownState::Ready => self.ready_at,
+            ShownState::Returned => self.returned_at,
             _ => None,
         }
     }
@@ -169,7 +169,7 @@ struct Attempt {
 /// What was last printed about a topup.
 #[derive(Default)]
 struct Seen {
-    state: Option<Stored<Shown>>,
+    state: Option<Stored<ShownState>>,
     delivery: Option<Stored<DeliveryState>>,
     /// The number of the last attempt that was printed.
     attempt: i32,

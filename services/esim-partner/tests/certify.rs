@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::{sync::Mutex, time::Duration};
 
-use domain::event::Kind;
+use domain::event::EventKind;
 use esim_partner::certify::{CheckVerdict, EndpointCheck, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
@@ -130,7 +130,7 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
 
 fn named(checks: Vec<EndpointCheck>) -> Vec<&'static str> {
     // Each kind of events has one, and in place of the ready topup comes an unknown kind.
-    assert_eq!(checks.len(), 20 + Kind::ALL.len());
+    assert_eq!(checks.len(), 20 + EventKind::ALL.len());
     let failed = checks
         .into_iter()
         .filter(|check| check.verdict == CheckVerdict::Failed);
@@ -165,7 +165,7 @@ async fn each_broken_receiver_is_named() {
     });
     let events = events.await;
     assert!(events.iter().all(|name| name.starts_with("event_")));
-    assert_eq!(events.len(), Kind::ALL.len());
+    assert_eq!(events.len(), EventKind::ALL.len());
     // JSON that was parsed and written again has no blanks.
     let rewritten = |webhook: &Received| {
         let text = String::from_utf8_lossy(&webhook.body).replace(" :  ", ":");

@@ -15,8 +15,8 @@ use desk::operator::health::{
 use domain::standing::EndpointState;
 use serde_json::{Value, json};
 use store::{
-    deliveries::endpoints::{self, Endpoint},
-    figures::{Count, Counts, Figures, Measure, Span},
+    deliveries::endpoints::{self, ListedEndpoint},
+    figures::{Count, FigureSpan, Figures, Measure, MeasureCounts},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -177,7 +177,7 @@ struct Shown<'a> {
     backlog: QueueBacklog,
     drain: Option<Drain>,
     /// The endpoint of a queue of webhooks. `None` if it was removed meanwhile.
-    endpoint: Option<&'a Endpoint>,
+    endpoint: Option<&'a ListedEndpoint>,
 }
 
 pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
@@ -191,11 +191,11 @@ pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
         (second, Some(first.waiting))
     };
     let (span, spans) = match asked.minutes {
-        Some(minutes) => (Span::Minute, minutes),
-        None => (Span::Hour, asked.hours),
+        Some(minutes) => (FigureSpan::Minute, minutes),
+        None => (FigureSpan::Hour, asked.hours),
     };
     let over_time = Figures::read(&mut connection, span, spans, false).await?;
-    let now = Figures::read(&mut connection, Span::Minute, NOW, true).await?;
+    let now = Figures::read(&mut connection, FigureSpan::Minute, NOW, true).await?;
     let subjects = now.by_subject();
     let times = over_time.by_time();
     // The figures are of endpoints that are well, too.
@@ -206,8 +206,8 @@ pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
     json["queues"] = queues.iter().map(as_json).collect();
     json["now"] = subjects.iter().map(subject_json).collect();
     json[match span {
-        Span::Minute => "minutes",
-        Span::Hour => "hours",
+        FigureSpan::Minute => "minutes",
+        FigureSpan::Hour => "hours",
     }] = times.iter().map(time_json).collect();
     console.print(&json, || {
         let stages = table(report.stages.iter().map(|life| stage_row(life, report.at)));
@@ -226,7 +226,7 @@ pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
 fn shown<'a>(
     now: &'a WaitingWork,
     earlier: Option<&WaitingWork>,
-    endpoints: &'a [Endpoint],
+    endpoints: &'a [ListedEndpoint],
 ) -> Vec<Shown<'a>> {
     let endpoint = |queue: &WaitingQueue| match queue {
         WaitingQueue::Provider { .. } => None,
@@ -332,7 +332,7 @@ fn subject_json((measure, subject, count): &(Measure, String, Count)) -> Value {
 
 fn subject_row(
     (measure, subject, count): &(Measure, String, Count),
-    endpoints: &[Endpoint],
+    endpoints: &[ListedEndpoint],
 ) -> TableRow<6> {
     let endpoint = endpoints
         .iter()
@@ -351,7 +351,7 @@ fn subject_row(
     ]
 }
 
-fn time_json((at, counts): &(OffsetDateTime, Counts)) -> Value {
+fn time_json((at, counts): &(OffsetDateTime, MeasureCounts)) -> Value {
     let at = at.format(&Rfc3339).unwrap_or_default();
     let mut json = json!({ "at": at });
     for (measure, count) in counts {
@@ -360,7 +360,7 @@ fn time_json((at, counts): &(OffsetDateTime, Counts)) -> Value {
     json
 }
 
-fn time_row((at, counts): &(OffsetDateTime, Counts)) -> TableRow<12> {
+fn time_row((at, counts): &(OffsetDateTime, MeasureCounts)) -> TableRow<12> {
     let none = Count::default();
     let of = |measure: Measure| counts.get(&measure).unwrap_or(&none);
     let n = |measure: Measure| of(measure).n.to_string();

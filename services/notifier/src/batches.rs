@@ -25,10 +25,10 @@ use pipeline::{
 use runtime::{Shutdown, outage};
 use store::{
     deliveries::{
-        batches::{self, Claimed},
+        batches::{self, ClaimedBatch},
         endpoints, resends,
     },
-    work::{Found, Kind, Look},
+    work::{LookResult, WorkKind, WorkLook},
 };
 use uuid::Uuid;
 
@@ -96,7 +96,7 @@ pub fn worker_settings(lookout: &Lookout) -> worker::WorkerSettings {
     worker::WorkerSettings {
         source: None,
         limits: PermitLimits {
-            permits: Kind::BATCHES.len() * AT_ONCE,
+            permits: WorkKind::BATCHES.len() * AT_ONCE,
             per_lane: AT_ONCE,
             per_owner: AT_ONCE,
             slow_attempt: None,
@@ -104,7 +104,7 @@ pub fn worker_settings(lookout: &Lookout) -> worker::WorkerSettings {
         },
         lane: worker::unlimited_lanes(),
         provider: None,
-        due: Some(lookout.watch(&Kind::BATCHES, "")),
+        due: Some(lookout.watch(&WorkKind::BATCHES, "")),
     }
 }
 
@@ -123,9 +123,9 @@ impl Handler for Batches {
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "work");
     type Message = ();
     type Id = Uuid;
-    type Claimed = Claimed;
+    type Claimed = ClaimedBatch;
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
+    async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<Uuid>>> {
         let found = self
             .database
             .run(async |connection| batches::due(connection, &look).await)
@@ -137,7 +137,7 @@ impl Handler for Batches {
         &self,
         rows: &[Uuid],
         _class: TicketClass,
-    ) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
+    ) -> anyhow::Result<Vec<(Uuid, ClaimedBatch)>> {
         let claimed = self
             .database
             .run(async |connection| batches::claim(connection, rows, LEASE).await)
@@ -145,11 +145,11 @@ impl Handler for Batches {
         Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
     }
 
-    async fn run(self: Arc<Self>, claimed: Claimed, _trigger: Trigger, permit: Permit) {
+    async fn run(self: Arc<Self>, claimed: ClaimedBatch, _trigger: Trigger, permit: Permit) {
         let done = async {
             let next = match claimed.kind {
-                Kind::Moved => self.move_waiting(claimed.id, claimed.partner_id).await?,
-                Kind::Resend => self.resend(claimed.id, claimed.partner_id).await?,
+                WorkKind::Moved => self.move_waiting(claimed.id, claimed.partner_id).await?,
+                WorkKind::Resend => self.resend(claimed.id, claimed.partner_id).await?,
                 _ => self.notices().await?,
             };
             let again_in = match next {

@@ -43,11 +43,11 @@ use signing::code;
 use signing::webhook::Signers;
 use store::{
     deliveries::{
-        self, Attempted, Claim, Content, Delivery,
-        events::{Event, Subject},
-        notices::{self, Notice},
+        self, Attempted, ClaimedDelivery, DeliveryClaim, DeliveryContent,
+        events::{EventContent, Subject},
+        notices::{self, NoticeContent},
     },
-    work::{self, Found, Look},
+    work::{self, LookResult, WorkLook},
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -180,7 +180,7 @@ impl Handler for Deliver {
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = DeliveryId;
-    type Claimed = Delivery;
+    type Claimed = ClaimedDelivery;
 
     fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
         let TopupReady::V1 { deliveries } = message;
@@ -198,7 +198,7 @@ impl Handler for Deliver {
         Ok(self.fan_out(&to_fan_out).await?)
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<DeliveryId>>> {
+    async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<DeliveryId>>> {
         let found = self
             .database
             .run(async |connection| work::due_deliveries(connection, &look).await)
@@ -210,7 +210,7 @@ impl Handler for Deliver {
         &self,
         ids: &[DeliveryId],
         class: TicketClass,
-    ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
+    ) -> anyhow::Result<Vec<(DeliveryId, ClaimedDelivery)>> {
         let lease = lease(self.settings.timeout);
         let claimed = match class {
             // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
@@ -224,7 +224,7 @@ impl Handler for Deliver {
                 self.database.run(claiming).await?
             }
             TicketClass::Due => {
-                let claim = Claim::Due { lease };
+                let claim = DeliveryClaim::Due { lease };
                 self.database
                     .run(async |connection| deliveries::claim(connection, ids, claim).await)
                     .await?
@@ -239,7 +239,7 @@ impl Handler for Deliver {
             .collect())
     }
 
-    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
+    async fn run(self: Arc<Self>, delivery: ClaimedDelivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
         self.deliver(delivery, trigger.claim_began, permit)
             .instrument(span)
@@ -250,7 +250,7 @@ impl Handler for Deliver {
 impl Deliver {
     /// Attempts a claimed delivery once and records the result. A delivery without a webhook URL is
     /// held instead, and one whose host has no free permit is deferred.
-    async fn deliver(&self, delivery: Delivery, claim_began: Moment, mut permit: Permit) {
+    async fn deliver(&self, delivery: ClaimedDelivery, claim_began: Moment, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let ids = LogIds::of(&delivery);
             tracing::debug!(
@@ -311,7 +311,7 @@ impl Deliver {
             result: outcome::result(&exchange, next, next_if_resent),
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
-            is_event: matches!(delivery.content, Content::Event(_)),
+            is_event: matches!(delivery.content, DeliveryContent::Event(_)),
             leased: delivery.leased,
             ended_attempts: delivery.ended_attempts,
             schedule_start: delivery.schedule_start,
@@ -325,7 +325,7 @@ impl Deliver {
     /// is the number of attempts before this one.
     fn next_step(
         &self,
-        delivery: &Delivery,
+        delivery: &ClaimedDelivery,
         exchange: &ExchangeResult,
         attempts_of_schedule: u32,
     ) -> Next {
@@ -349,7 +349,7 @@ impl Deliver {
     /// Defers a delivery whose host had no free permit. Its lane is known now, so as due work it
     /// waits for a permit in the right queue. A leased delivery has a row of due work already,
     /// which is put back; another one gets a row.
-    async fn make_due(&self, delivery: &Delivery) {
+    async fn make_due(&self, delivery: &ClaimedDelivery) {
         let id = std::slice::from_ref(&delivery.id);
         let made_due = if delivery.leased {
             self.database
@@ -378,7 +378,7 @@ impl Deliver {
     /// attempt. It is encrypted, because an endpoint may echo the webhook with its activation code.
     fn sealed_response_start(
         &self,
-        delivery: &Delivery,
+        delivery: &ClaimedDelivery,
         exchange: &ExchangeResult,
         next: Next,
     ) -> Option<Vec<u8>> {
@@ -403,7 +403,7 @@ impl Deliver {
     /// example a profile that cannot be decrypted, is also an attempt: it is recorded and retried.
     async fn attempt(
         &self,
-        delivery: &Delivery,
+        delivery: &ClaimedDelivery,
         endpoint: &PreparedEndpoint,
         now: OffsetDateTime,
     ) -> ExchangeResult {
@@ -445,7 +445,7 @@ impl Deliver {
         record_response(&span, &received);
         let (response, beginning) = received?;
         let proves = matches!(response.status, 200..=299)
-            && matches!(content.as_ref(), Content::Event(event)
+            && matches!(content.as_ref(), DeliveryContent::Event(event)
                 if event.subject.is_proved_by(&beginning));
         Ok(Responded {
             response,
@@ -459,14 +459,14 @@ impl Deliver {
     /// leaves. So no database and no other process ever holds a code.
     async fn content<'a>(
         &self,
-        delivery: &'a Delivery,
-    ) -> Result<Cow<'a, Content>, AttemptFailure> {
-        let Content::Event(event) = &delivery.content else {
+        delivery: &'a ClaimedDelivery,
+    ) -> Result<Cow<'a, DeliveryContent>, AttemptFailure> {
+        let DeliveryContent::Event(event) = &delivery.content else {
             return Ok(Cow::Borrowed(&delivery.content));
         };
         if matches!(event.subject, Subject::WebhookTest { .. }) {
             let challenge = code::generate().map_err(|_| AttemptFailure::Unwritable)?;
-            return Ok(Cow::Owned(Content::Event(Event {
+            return Ok(Cow::Owned(DeliveryContent::Event(EventContent {
                 created_at: event.created_at,
                 subject: Subject::WebhookTest {
                     challenge: Some(challenge),
@@ -491,7 +491,7 @@ impl Deliver {
         if !noted {
             return Err(AttemptFailure::NoChannel);
         }
-        let notice = Notice {
+        let notice = NoticeContent {
             code: Some(code),
             ..notice.clone()
         };
@@ -499,7 +499,7 @@ impl Deliver {
             kind: *kind,
             notice,
         };
-        Ok(Cow::Owned(Content::Event(Event {
+        Ok(Cow::Owned(DeliveryContent::Event(EventContent {
             created_at: event.created_at,
             subject,
         })))
@@ -508,8 +508,8 @@ impl Deliver {
     /// Mails a notice. The status of the response is the reply code of the relay.
     async fn mail(
         &self,
-        delivery: &Delivery,
-        content: &Content,
+        delivery: &ClaimedDelivery,
+        content: &DeliveryContent,
         now: OffsetDateTime,
     ) -> ExchangeResult {
         let mailer = self
@@ -520,7 +520,7 @@ impl Deliver {
         let target = delivery.target.url.as_deref().unwrap_or_default();
         let to = EmailAddress::of_target(target).ok_or(NoResponse::BadUrl)?;
         // Nothing but notices goes to e-mail addresses.
-        let Content::Event(Event {
+        let DeliveryContent::Event(EventContent {
             subject: Subject::Notice { kind, notice },
             ..
         }) = content
@@ -546,11 +546,11 @@ impl Deliver {
     fn body(
         &self,
         partner: PartnerId,
-        content: &Content,
+        content: &DeliveryContent,
     ) -> Result<(Vec<u8>, Option<&'static str>), AttemptFailure> {
         let (body, kind) = match content {
-            Content::Esim(esim) if esim.erased => return Err(AttemptFailure::Erased),
-            Content::Esim(esim) => {
+            DeliveryContent::Esim(esim) if esim.erased => return Err(AttemptFailure::Erased),
+            DeliveryContent::Esim(esim) => {
                 let profile = Profile::open(&self.vault, partner, &esim.topup_id, &esim.profile)
                     .map_err(AttemptFailure::Profile)?;
                 let order = &esim.external_order_id;
@@ -565,7 +565,7 @@ impl Deliver {
                 );
                 (serde_json::to_vec(&body), None)
             }
-            Content::Event(event) => {
+            DeliveryContent::Event(event) => {
                 let body = serde_json::to_vec(&event::EventBody::new(event));
                 (body, Some(event.subject.name()))
             }
@@ -576,12 +576,12 @@ impl Deliver {
 
 /// Whether the delivery is a test of the endpoint. A test has one attempt only, because a retry
 /// would not show the state of the endpoint at the time when the partner asked.
-fn is_test(delivery: &Delivery) -> bool {
-    matches!(&delivery.content, Content::Event(event) if matches!(event.subject, Subject::WebhookTest { .. }))
+fn is_test(delivery: &ClaimedDelivery) -> bool {
+    matches!(&delivery.content, DeliveryContent::Event(event) if matches!(event.subject, Subject::WebhookTest { .. }))
 }
 
 /// Whether the delivery goes to an e-mail address.
-fn is_mail(delivery: &Delivery) -> bool {
+fn is_mail(delivery: &ClaimedDelivery) -> bool {
     delivery
         .target
         .url

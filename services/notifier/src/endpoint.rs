@@ -11,7 +11,7 @@ use domain::{EndpointId, EndpointKey};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
-use store::deliveries::{Delivery, Target, Validity};
+use store::deliveries::{ClaimedDelivery, DeliveryTarget, Validity};
 use time::OffsetDateTime;
 use url::Url;
 use vault::{Vault, VaultError};
@@ -37,7 +37,7 @@ pub struct PreparedEndpoint {
 /// The lane of all e-mail addresses, because one relay takes all mails.
 const MAILS: &str = "mailto:";
 
-fn host_of<'a>(target: &'a Target, url: &str) -> &'a str {
+fn host_of<'a>(target: &'a DeliveryTarget, url: &str) -> &'a str {
     if is_mail(url) {
         MAILS
     } else {
@@ -63,7 +63,7 @@ struct Cache {
 
 /// What is known of an endpoint.
 struct Known {
-    target: Arc<Target>,
+    target: Arc<DeliveryTarget>,
     /// How long a claim may take the target from here; `None` if each claim has to read it.
     validity: Option<Validity>,
     /// Made from the target for its first webhook.
@@ -73,7 +73,7 @@ struct Known {
 impl Cache {
     /// The entry of an endpoint with this target. If it had another one, the partner has changed the
     /// endpoint, and what was made from the old one is forgotten.
-    fn with(&mut self, id: EndpointId, target: &Arc<Target>) -> &mut Known {
+    fn with(&mut self, id: EndpointId, target: &Arc<DeliveryTarget>) -> &mut Known {
         if self.endpoints.len() >= KEPT {
             self.endpoints.clear();
         }
@@ -101,7 +101,7 @@ impl EndpointCache {
     }
 
     /// Remembers what a claim has read.
-    pub fn learn(&self, targets: Vec<(EndpointId, Arc<Target>, Validity)>) {
+    pub fn learn(&self, targets: Vec<(EndpointId, Arc<DeliveryTarget>, Validity)>) {
         let mut cache = lock(&self.0);
         for (id, target, validity) in targets {
             // An older version comes from the slower one of two claims, or means that the database was
@@ -126,7 +126,7 @@ impl EndpointCache {
         id: EndpointId,
         configuration_version: i64,
         now: OffsetDateTime,
-    ) -> Option<Arc<Target>> {
+    ) -> Option<Arc<DeliveryTarget>> {
         let cache = lock(&self.0);
         let known = cache.endpoints.get(&id)?;
         let validity = known.validity?;
@@ -136,7 +136,7 @@ impl EndpointCache {
     }
 
     /// The endpoint of a delivery; `None` if the partner has no URL.
-    pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<PreparedEndpoint>> {
+    pub fn of(&self, delivery: &ClaimedDelivery, vault: &Vault) -> Option<Arc<PreparedEndpoint>> {
         let target = &delivery.target;
         let url_text = target.url.as_deref()?;
         let key = delivery.endpoint;
@@ -161,7 +161,7 @@ impl EndpointCache {
 
 /// Opens the headers of an endpoint. Ingress has checked that they can be sent. One that it would
 /// refuse today, because it was set before the check had learned of its kind, is left out.
-fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, pg::Error> {
+fn headers(delivery: &ClaimedDelivery, vault: &Vault) -> Result<HeaderMap, pg::Error> {
     let Some(sealed) = &delivery.target.headers else {
         return Ok(HeaderMap::new());
     };

@@ -70,7 +70,7 @@ use runtime::{
 use signing::qr::QrKeys;
 use store::{
     deliveries::{self, resends},
-    work::Kind,
+    work::WorkKind,
 };
 use vault::{Keyring, Vault};
 use webhooks::{
@@ -316,7 +316,7 @@ impl Config {
             },
             lane: worker::unlimited_lanes(),
             provider: None,
-            due: Some(lookout.watch(&Kind::WEBHOOKS, "")),
+            due: Some(lookout.watch(&WorkKind::WEBHOOKS, "")),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use domain::event::NoticeKind;
-use store::deliveries::notices::Notice;
+use store::deliveries::notices::NoticeContent;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use webhooks::event;
 
@@ -17,7 +17,7 @@ const LONGEST_HOST: usize = 80;
 const WIDTH: usize = 72;
 
 /// The subject of the mail about a notice.
-pub fn subject(kind: NoticeKind, notice: &Notice) -> String {
+pub fn subject(kind: NoticeKind, notice: &NoticeContent) -> String {
     let endpoint = match host(notice) {
         Some(host) => format!("Your webhook endpoint {host}"),
         None => "Your webhook endpoint".to_owned(),
@@ -37,14 +37,14 @@ pub fn subject(kind: NoticeKind, notice: &Notice) -> String {
 }
 
 /// The host of the endpoint, unless it has characters that do not belong into a subject.
-fn host(notice: &Notice) -> Option<&str> {
+fn host(notice: &NoticeContent) -> Option<&str> {
     let usual = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]_".contains(&byte);
     let host = notice.host.as_deref()?;
     (host.len() <= LONGEST_HOST && host.bytes().all(usual)).then_some(host)
 }
 
 /// The text of the mail about a notice. `environment` is that of the account, `live` or `sandbox`.
-pub fn text(kind: NoticeKind, notice: &Notice, environment: &str) -> String {
+pub fn text(kind: NoticeKind, notice: &NoticeContent, environment: &str) -> String {
     let mut text = format!("{}.\n", subject(kind, notice));
     let mut facts = String::new();
     let mut fact = |name: &str, value: Option<String>| {
@@ -121,13 +121,13 @@ mod tests {
 
     #[test]
     fn a_mail_says_which_endpoint_fails_since_when_and_why() {
-        let notice = Notice {
+        let notice = NoticeContent {
             host: Some("shop.example.com".into()),
             since: Some(datetime!(2026-11-24 06:00:00.5 UTC)),
             failures: Some(20),
             outcome: Some("status_5xx".into()),
             status: Some(503),
-            ..Notice::default()
+            ..NoticeContent::default()
         };
         let kind = NoticeKind::EndpointBlocked;
         assert_eq!(
@@ -147,11 +147,11 @@ mod tests {
 
     #[test]
     fn each_mail_is_plain_text_in_short_lines() {
-        let notice = Notice {
+        let notice = NoticeContent {
             host: Some("evil\r\nBcc: a@b.example".into()),
             code: Some("7KQM-2XWB-9TRA".into()),
             addresses: Some(vec!["2001:db8::/48".into()]),
-            ..Notice::default()
+            ..NoticeContent::default()
         };
         for &kind in NoticeKind::ALL {
             let subject = subject(kind, &notice);

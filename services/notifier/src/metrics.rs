@@ -15,7 +15,7 @@ use opentelemetry::{
 use pipeline::figures::ProcessFigures;
 use runtime::metrics::{Durations, Instruments};
 use store::{
-    deliveries::{Content, Delivery},
+    deliveries::{ClaimedDelivery, DeliveryContent},
     figures::Measure,
 };
 
@@ -108,7 +108,7 @@ impl Metrics {
     /// Counts an ended attempt of a delivery.
     pub(crate) fn ended(
         &self,
-        delivery: &Delivery,
+        delivery: &ClaimedDelivery,
         class: &'static str,
         next: Next,
         duration: Duration,
@@ -132,7 +132,7 @@ impl Metrics {
             Next::Exhausted => "exhausted",
         });
         // A resend does not count for the delivery time, because somebody chose when it happened.
-        if let Content::Esim(esim) = &delivery.content
+        if let DeliveryContent::Esim(esim) = &delivery.content
             && is_delivered
             && delivery.schedule_start == 0
         {

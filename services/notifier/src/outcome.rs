@@ -2,7 +2,7 @@
 //! and its log line. [`crate::deliver`] asks for all three after each attempt.
 
 use domain::WebhookId;
-use store::deliveries::{AttemptResult, Content, Delivery};
+use store::deliveries::{AttemptResult, ClaimedDelivery, DeliveryContent};
 use tracing::field::{DisplayValue, display};
 
 use crate::{
@@ -17,13 +17,13 @@ pub(crate) struct LogIds<'a> {
 }
 
 impl<'a> LogIds<'a> {
-    pub fn of(delivery: &'a Delivery) -> Self {
+    pub fn of(delivery: &'a ClaimedDelivery) -> Self {
         match &delivery.content {
-            Content::Esim(esim) => Self {
+            DeliveryContent::Esim(esim) => Self {
                 topup: Some(esim.topup_id.as_str()),
                 event: None,
             },
-            Content::Event(_) => Self {
+            DeliveryContent::Event(_) => Self {
                 topup: None,
                 event: Some(display(delivery.webhook_id())),
             },
@@ -134,12 +134,12 @@ pub(crate) fn result(
 /// Writes the one log line of an attempt. A success is logged at debug level only, because there
 /// is one for each unit.
 pub(crate) fn log(
-    delivery: &Delivery,
+    delivery: &ClaimedDelivery,
     response: Option<EndpointResponse>,
     failure: Option<&AttemptFailure>,
     next: Next,
 ) {
-    let Delivery {
+    let ClaimedDelivery {
         partner_id,
         endpoint,
         ended_attempts: attempt,
@@ -149,8 +149,8 @@ pub(crate) fn log(
     let ids = LogIds::of(delivery);
     let further = (!endpoint.is_first()).then(|| display(endpoint.id));
     let (order_id, age) = match content {
-        Content::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
-        Content::Event(_) => (None, None),
+        DeliveryContent::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
+        DeliveryContent::Event(_) => (None, None),
     };
     let status = response.map(|response| response.status);
     let error = failure.map(display);

@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{
     GiveBackState,
-    give_back::{Event, GiveBack},
+    give_back::{GiveBack, GiveBackEvent},
 };
 use pipeline::{
     Effect, perform,
@@ -28,8 +28,8 @@ use pipeline::{
 };
 use runtime::clock::Moment;
 use store::{
-    esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure},
-    work::{Found, Look},
+    esim_requests::{self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Open, UsageFailure},
+    work::{LookResult, WorkLook},
 };
 use uuid::Uuid;
 
@@ -57,12 +57,12 @@ impl Handler for EsimRequestHandler {
     /// Ingress sends no messages about requests: it makes them due.
     type Message = ();
     type Id = Uuid;
-    type Claimed = Claimed;
+    type Claimed = ClaimedRequest;
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
+    async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<Uuid>>> {
         // While the breaker is not closed, the claim would find nothing.
         if !self.context.calls.breaker.is_closed() {
-            return Ok(Found::nothing());
+            return Ok(LookResult::nothing());
         }
         self.context.due_requests(&look).await
     }
@@ -71,12 +71,12 @@ impl Handler for EsimRequestHandler {
         &self,
         rows: &[Uuid],
         _class: TicketClass,
-    ) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
+    ) -> anyhow::Result<Vec<(Uuid, ClaimedRequest)>> {
         let claimed = self.context.claim_requests(rows, false).await?;
         Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
     }
 
-    async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
+    async fn run(self: Arc<Self>, claimed: ClaimedRequest, trigger: Trigger, permit: Permit) {
         self.context.serve(&claimed, trigger.claim_began).await;
         drop(permit);
     }
@@ -85,10 +85,10 @@ impl Handler for EsimRequestHandler {
 impl ProviderContext {
     /// Answers a due request as the probe of a half-open breaker. The caller has the probe.
     pub(crate) async fn probe_with_request(self: &Arc<Self>) -> anyhow::Result<()> {
-        let look = Look {
+        let look = WorkLook {
             limit: 1,
             rows_per_queue: 1,
-            ..Look::default()
+            ..WorkLook::default()
         };
         let found = self.due_requests(&look).await?;
         let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
@@ -103,7 +103,7 @@ impl ProviderContext {
         Ok(())
     }
 
-    async fn due_requests(&self, look: &Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
+    async fn due_requests(&self, look: &WorkLook) -> anyhow::Result<LookResult<Ticket<Uuid>>> {
         let name = &self.calls.name;
         let found = self
             .database
@@ -113,7 +113,11 @@ impl ProviderContext {
     }
 
     /// Claims due requests. While the breaker is not closed, only a `probe` gets one.
-    async fn claim_requests(&self, rows: &[Uuid], probe: bool) -> Result<Vec<Claimed>, pg::Error> {
+    async fn claim_requests(
+        &self,
+        rows: &[Uuid],
+        probe: bool,
+    ) -> Result<Vec<ClaimedRequest>, pg::Error> {
         let name = &self.calls.name;
         let lease = self.lease;
         self.database
@@ -123,7 +127,7 @@ impl ProviderContext {
             .await
     }
 
-    async fn serve(&self, claimed: &Claimed, claim_began: Moment) {
+    async fn serve(&self, claimed: &ClaimedRequest, claim_began: Moment) {
         if let Err(error) = self.try_serve(claimed, claim_began).await {
             tracing::warn!(
                 topup.id = %claimed.topup_id,
@@ -135,14 +139,19 @@ impl ProviderContext {
         }
     }
 
-    async fn try_serve(&self, claimed: &Claimed, claim_began: Moment) -> Result<(), pg::Error> {
+    async fn try_serve(
+        &self,
+        claimed: &ClaimedRequest,
+        claim_began: Moment,
+    ) -> Result<(), pg::Error> {
         let capabilities = self.calls.provider.capabilities();
         if !capabilities.usage {
             if claimed.usage_asked {
                 self.fail(claimed, UsageFailure::NotAvailable).await?;
             }
             if claimed.give_back.is_some() {
-                self.refuse(claimed, Reason::NotAvailable, None).await?;
+                self.refuse(claimed, GiveBackReason::NotAvailable, None)
+                    .await?;
             }
             return Ok(());
         }
@@ -184,7 +193,8 @@ impl ProviderContext {
         }
         match claimed.give_back {
             Some(_) if !capabilities.give_back => {
-                self.refuse(claimed, Reason::NotAvailable, None).await
+                self.refuse(claimed, GiveBackReason::NotAvailable, None)
+                    .await
             }
             Some(open) if open.now.state == GiveBackState::Sending => {
                 self.settle_attempt(claimed, open, status).await
@@ -200,7 +210,7 @@ impl ProviderContext {
     /// Settles an attempt whose outcome is not known by what the eSIM shows.
     async fn settle_attempt(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedRequest,
         open: Open,
         status: Result<EsimStatus, Trouble>,
     ) -> Result<(), pg::Error> {
@@ -210,12 +220,13 @@ impl ProviderContext {
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => self.returned(claimed).await,
             Ok((_, Some(true))) => {
-                let event = Event::Installed(attempt);
-                self.end(claimed, event, Reason::Installed, None).await
+                let event = GiveBackEvent::Installed(attempt);
+                self.end(claimed, event, GiveBackReason::Installed, None)
+                    .await
             }
             Ok(_) => {
                 let left = self.settle_delay.saturating_sub(open.attempt_age);
-                let event = Event::NotReturned {
+                let event = GiveBackEvent::NotReturned {
                     attempt,
                     after_settling_delay,
                 };
@@ -223,9 +234,10 @@ impl ProviderContext {
                     .await
             }
             Err(trouble) if open.attempt_age >= self.park_after => {
-                let event = Event::Park(attempt);
+                let event = GiveBackEvent::Park(attempt);
                 let said = Some(trouble.reason().to_owned());
-                self.end(claimed, event, Reason::Unknown, said).await
+                self.end(claimed, event, GiveBackReason::Unknown, said)
+                    .await
             }
             Err(_) => self.go_on(claimed, None, again_in).await,
         }
@@ -234,7 +246,7 @@ impl ProviderContext {
     /// Gives an eSIM back of which the provider says that it would take it now.
     async fn begin_attempt(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedRequest,
         open: Open,
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
@@ -243,17 +255,25 @@ impl ProviderContext {
         let is_late = open.asked_age >= self.park_after;
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => return self.returned(claimed).await,
-            Ok((_, Some(true))) => return self.refuse(claimed, Reason::Installed, None).await,
+            Ok((_, Some(true))) => {
+                return self.refuse(claimed, GiveBackReason::Installed, None).await;
+            }
             Ok((Custody::Kept(said), _)) => {
-                return self.refuse(claimed, Reason::Refused, Some(said)).await;
+                return self
+                    .refuse(claimed, GiveBackReason::Refused, Some(said))
+                    .await;
             }
             // No attempt is open here, so it is certain that the eSIM stays with the partner.
             Ok((Custody::Returnable, _)) if is_late => {
-                return self.refuse(claimed, Reason::Unreachable, None).await;
+                return self
+                    .refuse(claimed, GiveBackReason::Unreachable, None)
+                    .await;
             }
             Err(trouble) if is_late => {
                 let said = Some(trouble.reason().to_owned());
-                return self.refuse(claimed, Reason::Unreachable, said).await;
+                return self
+                    .refuse(claimed, GiveBackReason::Unreachable, said)
+                    .await;
             }
             Err(_) => {
                 return self.go_on(claimed, None, pause(open.asked_age)).await;
@@ -267,8 +287,9 @@ impl ProviderContext {
         match self.calls.give_back(esim, send_by).await {
             Some(Ok(GiveBackResponse::Returned)) => self.returned(claimed).await,
             Some(Ok(GiveBackResponse::Refused(said))) => {
-                let event = Event::Refused(attempt);
-                self.end(claimed, event, Reason::Refused, Some(said)).await
+                let event = GiveBackEvent::Refused(attempt);
+                self.end(claimed, event, GiveBackReason::Refused, Some(said))
+                    .await
             }
             Some(Err(Trouble::Unknown(reason))) => {
                 tracing::warn!(
@@ -282,12 +303,12 @@ impl ProviderContext {
             }
             Some(Err(trouble)) => {
                 let wait = trouble.after(AGAIN_MOST).max(pause(open.asked_age));
-                self.go_on(claimed, Some(Event::NotSent(attempt)), wait)
+                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), wait)
                     .await
             }
             // Only this process may send the attempt, and it will not.
             None => {
-                self.go_on(claimed, Some(Event::NotSent(attempt)), AGAIN_LEAST)
+                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), AGAIN_LEAST)
                     .await
             }
         }
@@ -295,7 +316,7 @@ impl ProviderContext {
 
     async fn record_attempt(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedRequest,
         read: GiveBack,
     ) -> Result<Option<u32>, pg::Error> {
         let recording = self.database.run(async |connection| {
@@ -304,7 +325,7 @@ impl ProviderContext {
         perform(Effect::CommitGiveBack, recording).await
     }
 
-    async fn fail(&self, claimed: &Claimed, failure: UsageFailure) -> Result<(), pg::Error> {
+    async fn fail(&self, claimed: &ClaimedRequest, failure: UsageFailure) -> Result<(), pg::Error> {
         self.database
             .run(async |connection| {
                 esim_requests::record_failure(connection, &claimed.topup_id, failure).await
@@ -315,24 +336,24 @@ impl ProviderContext {
     /// Refuses a give-back of which no attempt is open.
     async fn refuse(
         &self,
-        claimed: &Claimed,
-        reason: Reason,
+        claimed: &ClaimedRequest,
+        reason: GiveBackReason,
         said: Option<String>,
     ) -> Result<(), pg::Error> {
-        self.end(claimed, Event::Refuse, reason, said).await
+        self.end(claimed, GiveBackEvent::Refuse, reason, said).await
     }
 
-    async fn returned(&self, claimed: &Claimed) -> Result<(), pg::Error> {
-        self.settle_give_back(claimed, Some(Event::Returned), None, AGAIN_LEAST)
+    async fn returned(&self, claimed: &ClaimedRequest) -> Result<(), pg::Error> {
+        self.settle_give_back(claimed, Some(GiveBackEvent::Returned), None, AGAIN_LEAST)
             .await
     }
 
     /// Ends a give-back without success.
     async fn end(
         &self,
-        claimed: &Claimed,
-        event: Event,
-        reason: Reason,
+        claimed: &ClaimedRequest,
+        event: GiveBackEvent,
+        reason: GiveBackReason,
         said: Option<String>,
     ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, Some(event), Some((reason, said)), AGAIN_LEAST)
@@ -342,8 +363,8 @@ impl ProviderContext {
     /// Records an event after which the give-back is not over, or only the time of the next look.
     async fn go_on(
         &self,
-        claimed: &Claimed,
-        event: Option<Event>,
+        claimed: &ClaimedRequest,
+        event: Option<GiveBackEvent>,
         again_in: Duration,
     ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, event, None, again_in).await
@@ -351,12 +372,12 @@ impl ProviderContext {
 
     async fn settle_give_back(
         &self,
-        claimed: &Claimed,
-        event: Option<Event>,
-        reason: Option<(Reason, Option<String>)>,
+        claimed: &ClaimedRequest,
+        event: Option<GiveBackEvent>,
+        reason: Option<(GiveBackReason, Option<String>)>,
         again_in: Duration,
     ) -> Result<(), pg::Error> {
-        let settlement = Settlement {
+        let settlement = GiveBackSettlement {
             event,
             reason,
             again_in,

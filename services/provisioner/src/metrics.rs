@@ -20,7 +20,7 @@ use runtime::{
 };
 use store::{
     figures::Measure,
-    providers::{self, Backlog, BreakerState},
+    providers::{self, BreakerState, ProviderBacklog},
 };
 
 use crate::providers::Balance;
@@ -267,7 +267,7 @@ impl Metrics {
         }
     }
 
-    fn backlog(&self, backlog: &Backlog) {
+    fn backlog(&self, backlog: &ProviderBacklog) {
         let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
         self.give_backs_parked

@@ -34,7 +34,7 @@ use std::{
 };
 
 pub use self::settle::Settlements;
-use domain::{PlacementId, PlacementState, Reason, placement, reason::Code};
+use domain::{PlacementId, PlacementState, Reason, placement, reason::ReasonCode};
 use pg::Database;
 use pipeline::{
     GroupCommit, messaging_span,
@@ -45,8 +45,8 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
-    placements::{self, Activity, Claim, Claimed, Outcome},
-    work::{Found, Look},
+    placements::{self, Activity, AttemptOutcome, ClaimedPlacement, PlacementClaim},
+    work::{LookResult, WorkLook},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
@@ -114,7 +114,7 @@ impl Handler for PlacementHandler {
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    type Claimed = Claimed;
+    type Claimed = ClaimedPlacement;
 
     fn tickets_of(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
         let TopupJob::V1 { placements } = job;
@@ -136,12 +136,12 @@ impl Handler for PlacementHandler {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<PlacementId>>> {
+    async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<PlacementId>>> {
         let calls = &self.context.calls;
         // While the breaker is not closed, the claim of a due row would find nothing. Probes find
         // their placements themselves.
         if !calls.breaker.is_closed() {
-            return Ok(Found::nothing());
+            return Ok(LookResult::nothing());
         }
         // A stopped lane buys nothing for now. Its look-ups and collects go on, because they buy
         // nothing and settle the attempts that may have stopped it.
@@ -150,7 +150,7 @@ impl Handler for PlacementHandler {
             Activity::LookUps => Vec::new(),
         };
         self.context
-            .due(self.activity, &Look { skip, ..look })
+            .due(self.activity, &WorkLook { skip, ..look })
             .await
     }
 
@@ -158,10 +158,10 @@ impl Handler for PlacementHandler {
         &self,
         rows: &[PlacementId],
         class: TicketClass,
-    ) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
+    ) -> anyhow::Result<Vec<(PlacementId, ClaimedPlacement)>> {
         let claim = match class {
-            TicketClass::Fresh => Claim::Fresh,
-            TicketClass::Due => Claim::Due(self.activity),
+            TicketClass::Fresh => PlacementClaim::Fresh,
+            TicketClass::Due => PlacementClaim::Due(self.activity),
         };
         let claimed = self.context.claim(rows, claim).await?;
         Ok(claimed
@@ -170,7 +170,7 @@ impl Handler for PlacementHandler {
             .collect())
     }
 
-    async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
+    async fn run(self: Arc<Self>, claimed: ClaimedPlacement, trigger: Trigger, permit: Permit) {
         self.context.run(claimed, trigger, Some(permit)).await;
     }
 }
@@ -179,8 +179,8 @@ impl ProviderContext {
     async fn due(
         &self,
         activity: Activity,
-        look: &Look,
-    ) -> anyhow::Result<Found<Ticket<PlacementId>>> {
+        look: &WorkLook,
+    ) -> anyhow::Result<LookResult<Ticket<PlacementId>>> {
         let name = &self.calls.name;
         let found = self
             .database
@@ -189,7 +189,11 @@ impl ProviderContext {
         Ok(found.map(Ticket::from))
     }
 
-    async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
+    async fn claim(
+        &self,
+        rows: &[PlacementId],
+        claim: PlacementClaim,
+    ) -> anyhow::Result<Vec<ClaimedPlacement>> {
         let name = &self.calls.name;
         let lease = self.lease;
         let claimed = self
@@ -198,13 +202,13 @@ impl ProviderContext {
         Ok(claimed.await?)
     }
 
-    async fn run(&self, claimed: Claimed, trigger: Trigger, permit: Option<Permit>) {
+    async fn run(&self, claimed: ClaimedPlacement, trigger: Trigger, permit: Option<Permit>) {
         self.process(&claimed, &trigger, permit)
             .instrument(process_span(&claimed, &trigger, &self.calls.name))
             .await;
     }
 
-    async fn process(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
+    async fn process(&self, claimed: &ClaimedPlacement, trigger: &Trigger, permit: Option<Permit>) {
         let lane = Arc::from(claimed.lane.as_str());
         match claimed.was {
             PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
@@ -236,7 +240,7 @@ impl ProviderContext {
     /// Sends the purchase of the attempt that this claim recorded, once.
     async fn buy(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         lane: &Arc<str>,
         trigger: &Trigger,
         permit: Option<Permit>,
@@ -260,9 +264,9 @@ impl ProviderContext {
             // Only this process may send the attempt, and it will not, so nothing is bought. A
             // look-up finds that out by itself, unless the provider's look-ups prove no absence.
             if self.cannot_prove_absence() {
-                let abandoned = Outcome::NotBought {
+                let abandoned = AttemptOutcome::NotBought {
                     retry_in: placement::next_attempt(claimed.attempt),
-                    reason: Reason::with(Code::NotSent, "it was recorded too long ago"),
+                    reason: Reason::with(ReasonCode::NotSent, "it was recorded too long ago"),
                 };
                 self.settle(claimed, abandoned).await;
             }
@@ -282,7 +286,7 @@ impl ProviderContext {
                 // are recorded as one outcome, an ordinary order costs one record instead of two.
                 let bought = self.collect_at_once(claimed, bought).await;
                 let _room = self.release_once_recordable(permit).await;
-                self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                self.record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }
             Ok(PurchaseResponse::Rejected { status, message }) => {
@@ -298,7 +302,7 @@ impl ProviderContext {
                 // on the strength of what is stored. A placement that has gone to another provider is
                 // not decided yet, so it gets its verdict there.
                 let settled = self
-                    .settle(claimed, Outcome::Rejected { status, message })
+                    .settle(claimed, AttemptOutcome::Rejected { status, message })
                     .await;
                 if settled.moved && settled.rerouted.is_none() {
                     self.reporter
@@ -315,7 +319,11 @@ impl ProviderContext {
 
     /// Asks for the profiles right after the purchase, unless the response to the purchase has
     /// brought all of them.
-    async fn collect_at_once(&self, claimed: &Claimed, bought: BoughtUnits) -> BoughtUnits {
+    async fn collect_at_once(
+        &self,
+        claimed: &ClaimedPlacement,
+        bought: BoughtUnits,
+    ) -> BoughtUnits {
         if bought.is_complete(claimed.topups.len()) {
             return bought;
         }
@@ -336,7 +344,7 @@ impl ProviderContext {
     /// up if it may have bought something, and otherwise attempted again later.
     async fn settle_without_purchase(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         trouble: Trouble,
         provider_time: Duration,
     ) {
@@ -353,16 +361,18 @@ impl ProviderContext {
             Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,
         };
         let outcome = match trouble {
-            Trouble::Unknown(_) => Outcome::Unknown {
+            Trouble::Unknown(_) => AttemptOutcome::Unknown {
                 look_in: placement::next_look(Duration::ZERO),
                 reason,
             },
             // These attempts certainly bought nothing, so they are repeated without limit, until
             // the provider accepts one or an operator acts.
-            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
-                retry_in: placement::next_attempt(claimed.attempt).max(wait),
-                reason,
-            },
+            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => {
+                AttemptOutcome::NotBought {
+                    retry_in: placement::next_attempt(claimed.attempt).max(wait),
+                    reason,
+                }
+            }
         };
         // The outcome is recorded before the verdict is sent, because ingress may answer 422 only
         // if the record says that nothing was sent.
@@ -377,7 +387,7 @@ impl ProviderContext {
     /// settling delay has passed; until then a delayed request may still arrive.
     async fn look_up(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         lane: &Arc<str>,
         trigger: &Trigger,
         permit: Option<Permit>,
@@ -395,7 +405,7 @@ impl ProviderContext {
                     "a look-up found the purchase"
                 );
                 return self
-                    .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }
             Ok(LookUpResponse::NotFound) => {
@@ -408,22 +418,22 @@ impl ProviderContext {
                     self.not_found_by_search(claimed)
                 } else if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
                     let said = format!("not found after each of {} attempts", claimed.attempt);
-                    self.park(claimed, Reason::with(Code::OutcomeUnknown, said))
+                    self.park(claimed, Reason::with(ReasonCode::OutcomeUnknown, said))
                 } else {
-                    Outcome::NotFound {
+                    AttemptOutcome::NotFound {
                         after_settling_delay,
                         look_in,
                     }
                 }
             }
             Err(trouble) => {
-                let reason = Reason::with(Code::OutcomeUnknown, trouble.reason());
+                let reason = Reason::with(ReasonCode::OutcomeUnknown, trouble.reason());
                 if claimed.attempt_age >= self.park_after && self.is_lasting(claimed, &trouble) {
                     self.park(claimed, reason)
                 } else {
                     let look_in =
                         placement::next_look(claimed.attempt_age).max(trouble.after(LONGEST_WAIT));
-                    Outcome::Unknown { look_in, reason }
+                    AttemptOutcome::Unknown { look_in, reason }
                 }
             }
         };
@@ -438,11 +448,11 @@ impl ProviderContext {
     /// The outcome of a search that found no purchase. The purchase may exist all the same, so
     /// nothing is bought again. The search is repeated until `park_after`, and then a person has to
     /// look into the provider's portal.
-    fn not_found_by_search(&self, claimed: &Claimed) -> Outcome {
+    fn not_found_by_search(&self, claimed: &ClaimedPlacement) -> AttemptOutcome {
         if claimed.attempt_age >= self.park_after {
-            return self.park(claimed, Code::SearchProvesNothing.into());
+            return self.park(claimed, ReasonCode::SearchProvesNothing.into());
         }
-        Outcome::NotFound {
+        AttemptOutcome::NotFound {
             after_settling_delay: false,
             look_in: placement::next_search(claimed.attempt_age),
         }
@@ -451,12 +461,12 @@ impl ProviderContext {
     /// Asks the provider for the profiles of a purchase, and records those that came. A placement
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
-    async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
+    async fn collect(&self, claimed: &ClaimedPlacement, trigger: &Trigger, permit: Option<Permit>) {
         let response = self.calls.collect(&self.look_up_request(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         match response {
             Ok(LookUpResponse::Found(bought)) => {
-                self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                self.record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }
             Ok(LookUpResponse::NotFound) => {
@@ -469,14 +479,14 @@ impl ProviderContext {
                     claimed,
                     trigger,
                     BoughtUnits::default(),
-                    Code::PurchaseVanished.into(),
+                    ReasonCode::PurchaseVanished.into(),
                 )
                 .await;
             }
             Err(trouble) => {
                 let since_purchase = claimed.placed_age.unwrap_or_default();
                 if since_purchase >= self.park_after && self.is_lasting(claimed, &trouble) {
-                    let late = Reason::with(Code::ProfilesUncollectable, trouble.reason());
+                    let late = Reason::with(ReasonCode::ProfilesUncollectable, trouble.reason());
                     return self
                         .record_units(claimed, trigger, BoughtUnits::default(), late)
                         .await;
@@ -492,20 +502,20 @@ impl ProviderContext {
                 };
                 let look_in = placement::next_collect(since_purchase, overdue)
                     .max(trouble.after(LONGEST_WAIT));
-                let reason = Reason::with(Code::ProfilesUncollectable, trouble.reason());
+                let reason = Reason::with(ReasonCode::ProfilesUncollectable, trouble.reason());
                 tracing::warn!(
                     placement.id = %claimed.placement_id,
                     reason = trouble.reason(),
                     "profiles could not be collected; trying again later"
                 );
-                self.settle(claimed, Outcome::Unknown { look_in, reason })
+                self.settle(claimed, AttemptOutcome::Unknown { look_in, reason })
                     .await;
             }
         }
     }
 
     /// What the provider is asked about this placement.
-    fn look_up_request(&self, claimed: &Claimed) -> LookUpRequest {
+    fn look_up_request(&self, claimed: &ClaimedPlacement) -> LookUpRequest {
         // A reference comes from an adapter, which has checked it. One that cannot be read is left
         // out, and the provider is asked by our id.
         let reference = claimed.reference.clone();
@@ -521,7 +531,7 @@ impl ProviderContext {
     /// says why the placement is parked if units are overdue.
     async fn record_units(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         trigger: &Trigger,
         bought: BoughtUnits,
         late: Reason,
@@ -554,7 +564,7 @@ fn time_of_provider(permit_wait: Duration, call: Duration) -> Duration {
 
 /// The span of the work on a placement. Early work of the first attempt belongs to the trace of the
 /// order. Later work starts a trace of its own, with a link to that of the order.
-fn process_span(claimed: &Claimed, trigger: &Trigger, provider: &str) -> Span {
+fn process_span(claimed: &ClaimedPlacement, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }

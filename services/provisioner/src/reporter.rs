@@ -5,7 +5,7 @@
 //! never will, because a webhook must not precede its 201. While ingress may still answer the
 //! order, the event goes to that ingress process, which publishes it once the answer has left.
 //!
-//! The claim of a placement says which case it is ([`Claimed::report_to`]). So this process
+//! The claim of a placement says which case it is ([`ClaimedPlacement::report_to`]). So this process
 //! remembers nothing, and it does not matter which provisioner collects a profile:
 //!
 //! - `report_to` names a process: ingress waits for verdicts of this order, and `answer_by` had not
@@ -28,7 +28,7 @@ use pipeline::{
     trace,
 };
 use runtime::Shutdown;
-use store::placements::{Claimed, Deferred};
+use store::placements::{ClaimedPlacement, Deferred};
 use tracing::Span;
 use uuid::Uuid;
 
@@ -60,7 +60,7 @@ impl Reporter {
     /// [`Verdict::Rejected`] and [`Verdict::NotSent`] may be sent only after their outcome is
     /// committed, because ingress answers 422 on the strength of what is stored. `provider_time` is
     /// how long the placement waited for its provider.
-    pub fn verdict(&self, claimed: &Claimed, verdict: Verdict, provider_time: Duration) {
+    pub fn verdict(&self, claimed: &ClaimedPlacement, verdict: Verdict, provider_time: Duration) {
         if let Some(ingress) = claimed.report_to {
             let report = VerdictReport {
                 order_id: claimed.order_id,
@@ -78,7 +78,7 @@ impl Reporter {
     ///
     /// The first pause is for the batcher, which pauses, too, so that further reports can join. The
     /// second one is for the rest of its work, and for the connection.
-    pub async fn let_verdict_leave(&self, claimed: &Claimed) {
+    pub async fn let_verdict_leave(&self, claimed: &ClaimedPlacement) {
         if claimed.report_to.is_some() {
             tokio::task::yield_now().await;
             tokio::task::yield_now().await;
@@ -109,7 +109,7 @@ impl Reporter {
     /// Announces units that became ready: to the ingress process that is still answering the order,
     /// if there is one, and otherwise to the notifiers. Called only after their profiles are
     /// committed, because the notifier reads them from PostgreSQL at once.
-    pub fn ready(&self, claimed: &Claimed, deliveries: Vec<DeliveryId>) {
+    pub fn ready(&self, claimed: &ClaimedPlacement, deliveries: Vec<DeliveryId>) {
         let traceparent =
             trace::context_of(&Span::current()).or_else(|| claimed.traceparent.clone());
         for delivery_id in deliveries {

@@ -18,7 +18,7 @@ use runtime::Shutdown;
 use store::{
     placements::{self, Activity},
     providers::{AfterDelivery, BreakerLimits},
-    work::Kind,
+    work::WorkKind,
 };
 use tokio::sync::Semaphore;
 use vault::Vault;
@@ -181,7 +181,7 @@ fn start_workers(
         },
         lane: lane_states(Arc::clone(&breaker), None),
         provider: Some(name.clone()),
-        due: Some(lookout.watch(&Kind::REQUESTS, &name)),
+        due: Some(lookout.watch(&WorkKind::REQUESTS, &name)),
     };
     let handler = EsimRequestHandler {
         context: Arc::clone(context),

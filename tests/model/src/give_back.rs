@@ -10,7 +10,7 @@
 use clap::ValueEnum;
 use domain::{
     GiveBackState,
-    give_back::{Event, GiveBack},
+    give_back::{GiveBack, GiveBackEvent},
 };
 use stateright::{Model, Property};
 
@@ -203,9 +203,9 @@ impl Protocol {
         state.provisioners[by] = Work::Idle;
         let attempt = read.attempt;
         let event = match (read.state, saw) {
-            (_, Saw::Returned) => Event::Returned,
-            (GiveBackState::Asked, Saw::Installed | Saw::Kept) => Event::Refuse,
-            (GiveBackState::Asked, Saw::Returnable) if attempt >= ATTEMPTS => Event::Refuse,
+            (_, Saw::Returned) => GiveBackEvent::Returned,
+            (GiveBackState::Asked, Saw::Installed | Saw::Kept) => GiveBackEvent::Refuse,
+            (GiveBackState::Asked, Saw::Returnable) if attempt >= ATTEMPTS => GiveBackEvent::Refuse,
             (GiveBackState::Asked, Saw::Returnable) => {
                 if !self.has(Safeguard::GiveBackRecorded) {
                     state.provisioners[by] = Work::Fresh {
@@ -213,7 +213,7 @@ impl Protocol {
                         late: false,
                     };
                 } else if state.row == read
-                    && let Ok(begun) = read.after(Event::Begin)
+                    && let Ok(begun) = read.after(GiveBackEvent::Begin)
                 {
                     state.row = begun;
                     state.age = 0;
@@ -225,11 +225,11 @@ impl Protocol {
                 return;
             }
             (_, Saw::Unknown) if read.state == GiveBackState::Sending && state.age >= OVERDUE => {
-                Event::Park(attempt)
+                GiveBackEvent::Park(attempt)
             }
             (_, Saw::Unknown) => return,
-            (_, Saw::Installed) => Event::Installed(attempt),
-            (_, Saw::Kept | Saw::Returnable) => Event::NotReturned {
+            (_, Saw::Installed) => GiveBackEvent::Installed(attempt),
+            (_, Saw::Kept | Saw::Returnable) => GiveBackEvent::NotReturned {
                 attempt,
                 after_settling_delay: settled || !self.has(Safeguard::GiveBackSettled),
             },
@@ -237,7 +237,7 @@ impl Protocol {
         Self::record(state, event);
     }
 
-    fn record(state: &mut State, event: Event) {
+    fn record(state: &mut State, event: GiveBackEvent) {
         if let Ok(after) = state.row.after(event) {
             state.row = after;
         }
@@ -314,7 +314,7 @@ impl Model for Protocol {
             Action::Install => state.installed = true,
             Action::Ask => {
                 state.asks -= 1;
-                Self::record(&mut state, Event::Ask);
+                Self::record(&mut state, GiveBackEvent::Ask);
             }
             Action::Look(by, saw) => {
                 state.read[by] = state.row;
@@ -336,7 +336,7 @@ impl Model for Protocol {
             Action::Abandon(by) => {
                 if let Work::Fresh { attempt, .. } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    Self::record(&mut state, Event::NotSent(attempt));
+                    Self::record(&mut state, GiveBackEvent::NotSent(attempt));
                 }
             }
             Action::Arrive { request, answered } => {
@@ -361,15 +361,22 @@ impl Model for Protocol {
                 if let Work::Sent(attempt) = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
                     if !self.has(Safeguard::GiveBackLooked) {
-                        Self::record(&mut state, Event::Refused(attempt));
+                        Self::record(&mut state, GiveBackEvent::Refused(attempt));
                     }
                 }
             }
             Action::Record(by) => {
                 if let Work::Answered { attempt, returned } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    let refused = Event::Refused(attempt);
-                    Self::record(&mut state, if returned { Event::Returned } else { refused });
+                    let refused = GiveBackEvent::Refused(attempt);
+                    Self::record(
+                        &mut state,
+                        if returned {
+                            GiveBackEvent::Returned
+                        } else {
+                            refused
+                        },
+                    );
                 }
             }
             Action::Crash(by) => {

@@ -41,7 +41,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use domain::placement::{Event, Placement};
+use domain::placement::{Placement, PlacementEvent};
 use stateright::{Checker, HasDiscoveries, Model};
 
 pub use crate::{
@@ -72,7 +72,7 @@ pub struct Report {
     /// otherwise the model is too small to prove anything.
     pub unreached: Vec<&'static str>,
     /// Every pair of placement and event that occurred.
-    pub visited: HashSet<(Placement, Event)>,
+    pub visited: HashSet<(Placement, PlacementEvent)>,
 }
 
 /// Explores every state, or stops as soon as it finds a broken promise.

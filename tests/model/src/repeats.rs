@@ -9,7 +9,7 @@
 
 use clap::ValueEnum;
 use domain::PlacementState;
-use domain::placement::{Event, Placement};
+use domain::placement::{Placement, PlacementEvent};
 use stateright::{Model, Property};
 
 use crate::explore::{Condition, Promised, SmallModel, properties};
@@ -298,7 +298,7 @@ impl Protocol {
                 if !self.has(Safeguard::IdempotentClaim) {
                     order.placement.state = PlacementState::Accepted;
                 }
-                order.placement = after(order.placement, Event::Claim);
+                order.placement = after(order.placement, PlacementEvent::Claim);
                 order.work = Work::Claimed;
             }
             Action::Buy(_) => {
@@ -309,9 +309,9 @@ impl Protocol {
             _ => {
                 let attempt = order.placement.attempt;
                 let event = if order.work == Work::Bought {
-                    Event::Bought(attempt)
+                    PlacementEvent::Bought(attempt)
                 } else {
-                    Event::Rejected(attempt)
+                    PlacementEvent::Rejected(attempt)
                 };
                 order.placement = after(order.placement, event);
                 order.work = Work::Idle;
@@ -324,7 +324,7 @@ impl Protocol {
         if order.late && self.has(Safeguard::RefusalInTime) {
             return false;
         }
-        match order.placement.after(Event::Refuse) {
+        match order.placement.after(PlacementEvent::Refuse) {
             Ok(placement) => order.placement = placement,
             Err(_) if self.has(Safeguard::RefusalTransaction) => return false,
             Err(_) => {}

@@ -10,7 +10,7 @@
 use clap::ValueEnum;
 use domain::{
     PlacementState,
-    placement::{Event, Placement},
+    placement::{Placement, PlacementEvent},
 };
 use stateright::{Model, Property};
 
@@ -204,7 +204,7 @@ impl Protocol {
         } else {
             row.attempt
         };
-        let Ok(after) = row.after(Event::Bought(attempt)) else {
+        let Ok(after) = row.after(PlacementEvent::Bought(attempt)) else {
             return;
         };
         if after.state == PlacementState::Parked && !self.has(Safeguard::UnexpectedPurchase) {
@@ -221,14 +221,14 @@ impl Protocol {
         let attempt = job.attempt;
         let event = match heard {
             Heard::Bought => return self.record_purchase(state, job),
-            Heard::Rejected => Event::Rejected(attempt),
-            Heard::NotBought => Event::NotBought(attempt),
-            Heard::NotFound if attempt >= ATTEMPTS => Event::Park(attempt),
-            Heard::NotFound => Event::NotFound {
+            Heard::Rejected => PlacementEvent::Rejected(attempt),
+            Heard::NotBought => PlacementEvent::NotBought(attempt),
+            Heard::NotFound if attempt >= ATTEMPTS => PlacementEvent::Park(attempt),
+            Heard::NotFound => PlacementEvent::NotFound {
                 attempt,
                 after_settling_delay: true,
             },
-            Heard::Unknown => Event::Unknown(attempt),
+            Heard::Unknown => PlacementEvent::Unknown(attempt),
         };
         if let Ok(after) = state.row.after(event) {
             if heard == Heard::Rejected && after.state == PlacementState::Accepted {
@@ -305,7 +305,7 @@ impl Model for Protocol {
                 if state.row.attempt >= ATTEMPTS {
                     return None;
                 }
-                state.row = state.row.after(Event::Claim).ok()?;
+                state.row = state.row.after(PlacementEvent::Claim).ok()?;
                 state.bought_on |= state.heard.contains(&true);
                 state.provisioners[by] = Work::Buys(Job {
                     attempt: state.row.attempt,

@@ -6,19 +6,22 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use domain::placement::{Event, Placement};
+use domain::placement::{Placement, PlacementEvent};
 
 use crate::{Assumption, Safeguard, Settings};
 
 /// The protocol under [`Settings`].
 pub struct Protocol {
     pub(crate) settings: Settings,
-    visited: Arc<Mutex<HashSet<(Placement, Event)>>>,
+    visited: Arc<Mutex<HashSet<(Placement, PlacementEvent)>>>,
 }
 
 impl Protocol {
     /// The protocol; `visited` collects every pair of placement and event that occurs.
-    pub fn new(settings: Settings, visited: Arc<Mutex<HashSet<(Placement, Event)>>>) -> Self {
+    pub fn new(
+        settings: Settings,
+        visited: Arc<Mutex<HashSet<(Placement, PlacementEvent)>>>,
+    ) -> Self {
         Self { settings, visited }
     }
 
@@ -31,7 +34,7 @@ impl Protocol {
     }
 
     /// The placement after an event; `None` if that changes nothing.
-    pub(crate) fn after(&self, placement: Placement, event: Event) -> Option<Placement> {
+    pub(crate) fn after(&self, placement: Placement, event: PlacementEvent) -> Option<Placement> {
         self.visited
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

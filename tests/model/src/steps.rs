@@ -3,7 +3,7 @@
 
 use domain::{
     PlacementState,
-    placement::{Event, Placement},
+    placement::{Placement, PlacementEvent},
 };
 
 use crate::{
@@ -202,7 +202,8 @@ impl Protocol {
             return;
         };
         let row = &mut state.rows[job.row];
-        if recorded && let Some(placement) = self.after(row.placement, Event::Unknown(job.attempt))
+        if recorded
+            && let Some(placement) = self.after(row.placement, PlacementEvent::Unknown(job.attempt))
         {
             row.placement = placement;
             row.turn = Turn::Due;
@@ -328,7 +329,7 @@ impl Protocol {
             row.placement.state = PlacementState::Accepted;
         }
         if self.has(Safeguard::RecordedAttempt) {
-            let Some(placement) = self.after(row.placement, Event::Claim) else {
+            let Some(placement) = self.after(row.placement, PlacementEvent::Claim) else {
                 return;
             };
             row.placement = placement;
@@ -367,7 +368,7 @@ impl Protocol {
             // asked any more; after "no such purchase" that was so already.
             Found::Nothing => return,
             Found::Unknown => {
-                let unknown = Event::Unknown(row.placement.attempt);
+                let unknown = PlacementEvent::Unknown(row.placement.attempt);
                 if let Some(placement) = self.after(row.placement, unknown) {
                     state.rows[index].placement = placement;
                 }
@@ -412,23 +413,23 @@ impl Protocol {
         {
             // Recorded only now that its outcome is known.
             row.placement = self
-                .after(row.placement, Event::Claim)
+                .after(row.placement, PlacementEvent::Claim)
                 .unwrap_or(row.placement);
             job.attempt = row.placement.attempt;
         }
         let attempt = job.attempt;
         let event = match outcome {
-            Settlement::Bought { .. } => Event::Bought(attempt),
-            Settlement::Rejected => Event::Rejected(attempt),
+            Settlement::Bought { .. } => PlacementEvent::Bought(attempt),
+            Settlement::Rejected => PlacementEvent::Rejected(attempt),
             Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => {
-                Event::Park(attempt)
+                PlacementEvent::Park(attempt)
             }
-            Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
-            Settlement::NotFound { settled } => Event::NotFound {
+            Settlement::NotSent | Settlement::Busy => PlacementEvent::NotBought(attempt),
+            Settlement::NotFound { settled } => PlacementEvent::NotFound {
                 attempt,
                 after_settling_delay: settled,
             },
-            Settlement::Hopeless => Event::Park(attempt),
+            Settlement::Hopeless => PlacementEvent::Park(attempt),
         };
         if let Some(mut placement) = self.after(row.placement, event) {
             if self.settings.one_look && outcome == (Settlement::NotFound { settled: true }) {
@@ -478,7 +479,7 @@ impl Protocol {
                         ..row.placement
                     });
                 }
-                self.after(row.placement, Event::Refuse)
+                self.after(row.placement, PlacementEvent::Refuse)
             })
             .collect();
         let Some(refused) = refused else { return };

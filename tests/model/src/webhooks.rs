@@ -12,7 +12,7 @@
 mod state;
 
 use clap::ValueEnum;
-use domain::endpoint::Event;
+use domain::endpoint::EndpointEvent;
 use stateright::{Model, Property};
 
 pub use self::state::State;
@@ -209,7 +209,7 @@ impl Protocol {
         if over {
             // Of two claims at the same moment only one chooses the probe, because this event does not
             // apply to a block that lasts.
-            let probe = Event::Probe {
+            let probe = EndpointEvent::Probe {
                 delivery: uuid::Uuid::from_u128(row as u128).into(),
                 until: NOW + POLICY.first,
             };
@@ -263,9 +263,9 @@ impl Protocol {
         }
         let endpoint = state.endpoint(sent.row);
         *endpoint = endpoint.after(if acknowledged {
-            Event::Acknowledged
+            EndpointEvent::Acknowledged
         } else {
-            Event::Failed {
+            EndpointEvent::Failed {
                 attempts: 1,
                 probe: endpoint.probe == Some(sent.row),
             }

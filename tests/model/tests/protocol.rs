@@ -6,7 +6,7 @@ use std::{collections::HashMap, fmt::Debug};
 use clap::ValueEnum;
 use domain::{
     PlacementState,
-    placement::{Event, Placement},
+    placement::{Placement, PlacementEvent},
 };
 use model::{
     Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, explore,
@@ -106,7 +106,7 @@ fn the_promise_holds_for_an_option_that_two_providers_sell() {
         attempt: 2,
         ..Placement::NEW
     };
-    let bought = (at_the_second, Event::Bought(2));
+    let bought = (at_the_second, PlacementEvent::Bought(2));
     assert!(report.visited.contains(&bought), "nothing was rerouted");
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use domain::{
     EndpointId, EndpointKey, PartnerId,
-    event::Kind,
+    event::EventKind,
     rotation::{self, Overlap, Rotated, Valid},
 };
 use pg::{Error, Result, Transaction};
@@ -62,8 +62,8 @@ pub struct NewEndpoint<'a> {
     pub key: EndpointKey,
     pub url: &'a str,
     pub secret: &'a webhook::Secret,
-    /// What it gets; of [`Kind::of_further_endpoints`].
-    pub events: &'a [Kind],
+    /// What it gets; of [`EventKind::of_further_endpoints`].
+    pub events: &'a [EventKind],
     pub headers: &'a Headers,
 }
 
@@ -107,11 +107,15 @@ pub async fn create(
 }
 
 /// The events of an endpoint as they are stored. The first endpoint always gets ready topups.
-fn names(endpoint: EndpointKey, kinds: &[Kind]) -> Vec<&'static str> {
-    let always = endpoint.is_first().then_some(Kind::TopupReady);
+fn names(endpoint: EndpointKey, kinds: &[EventKind]) -> Vec<&'static str> {
+    let always = endpoint.is_first().then_some(EventKind::TopupReady);
     let chosen = kinds.iter().copied();
     let chosen = chosen.filter(|kind| Some(*kind) != always);
-    always.into_iter().chain(chosen).map(Kind::as_str).collect()
+    always
+        .into_iter()
+        .chain(chosen)
+        .map(EventKind::as_str)
+        .collect()
 }
 
 /// A change of an endpoint; `None` keeps what is stored.
@@ -119,7 +123,7 @@ fn names(endpoint: EndpointKey, kinds: &[Kind]) -> Vec<&'static str> {
 pub struct EndpointUpdate<'a> {
     /// The URL. `Some(None)` removes it, which only the first endpoint allows.
     pub url: Option<Option<&'a str>>,
-    pub events: Option<&'a [Kind]>,
+    pub events: Option<&'a [EventKind]>,
     /// The headers, and what seals them.
     pub headers: Option<(&'a Vault, &'a Headers)>,
 }
@@ -196,7 +200,7 @@ pub async fn change(
 pub async fn set_events(
     transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
-    events: &[Kind],
+    events: &[EventKind],
 ) -> Result<bool> {
     let first = EndpointKey::first(partner_id);
     let new = EndpointUpdate {

@@ -17,7 +17,7 @@ use sqlx::PgConnection;
 use store::deliveries::{
     View,
     endpoints::LONGEST_LEASE,
-    resends::{Filter, Resent, resend},
+    resends::{DeliveryFilter, Resent, resend},
     view,
 };
 use time::OffsetDateTime;
@@ -172,7 +172,7 @@ pub async fn resendable(
 pub async fn resend_one(
     connection: &mut PgConnection,
     id: DeliveryId,
-    filter: &Filter,
+    filter: &DeliveryFilter,
     mode: Mode<'_>,
 ) -> Result<Resent> {
     transaction!(connection, "deliveries::resend_one", |transaction| {

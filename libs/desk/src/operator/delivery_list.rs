@@ -15,16 +15,16 @@ use serde::{Serialize, Serializer};
 use sqlx::PgConnection;
 use store::deliveries::{
     View,
-    resends::Filter,
+    resends::DeliveryFilter,
     view,
-    walk::{Kinds, Matching, Order, Position, Seen, Source, Walk},
+    walk::{Kinds, Matching, Seen, Walk, WalkOrder, WalkPosition, WalkSource},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::looking::{ListLook, ListPatience};
 
-/// Which deliveries of those that match a [`Filter`] are listed; `None` matches all.
+/// Which deliveries of those that match a [`DeliveryFilter`] are listed; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeliveryScope<'a> {
     /// Only webhooks of units of this option.
@@ -52,7 +52,7 @@ pub struct Cursor {
     /// The state that is listed there, if the list has one state after the other.
     state: Option<DeliveryState>,
     /// The last row that was listed; `None` at the beginning of a state.
-    position: Option<Position>,
+    position: Option<WalkPosition>,
 }
 
 impl fmt::Display for Cursor {
@@ -98,7 +98,7 @@ impl FromStr for Cursor {
         let id = id.parse().map_err(|_| NoCursor)?;
         Ok(Self {
             state: named,
-            position: Some(Position { at, id }),
+            position: Some(WalkPosition { at, id }),
         })
     }
 }
@@ -118,7 +118,7 @@ pub struct DeliveryListPage {
 /// Lists at most `limit` deliveries that match, beginning behind `after`.
 pub async fn list(
     connection: &mut PgConnection,
-    filter: &Filter,
+    filter: &DeliveryFilter,
     of: &DeliveryScope<'_>,
     after: Option<Cursor>,
     limit: usize,
@@ -138,7 +138,7 @@ pub async fn list(
         reached: None,
     };
     while let Some(state) = rest.next() {
-        let filter = Filter {
+        let filter = DeliveryFilter {
             state: Some(state),
             ..*filter
         };
@@ -169,7 +169,7 @@ pub async fn list(
 /// A list of one state, or of all deliveries.
 async fn of_state(
     connection: &mut PgConnection,
-    filter: &Filter,
+    filter: &DeliveryFilter,
     of: &DeliveryScope<'_>,
     after: Option<Cursor>,
     limit: usize,
@@ -243,9 +243,9 @@ pub async fn held_up(connection: &mut PgConnection, state: DeliveryState) -> Res
 /// The next rows of the source that fits the filter.
 async fn look(
     connection: &mut PgConnection,
-    filter: &Filter,
+    filter: &DeliveryFilter,
     matching: &Matching,
-    last: Option<Position>,
+    last: Option<WalkPosition>,
     size: usize,
 ) -> Result<Vec<Seen>> {
     match (filter.partner_id, filter.state) {
@@ -267,12 +267,12 @@ fn of_partner(
     partner_id: PartnerId,
     state: Option<DeliveryState>,
     matching: &Matching,
-    after: Option<Position>,
+    after: Option<WalkPosition>,
 ) -> Walk {
     Walk {
         partner_id,
-        source: Source::of(state),
-        order: Order::NewestFirst,
+        source: WalkSource::of(state),
+        order: WalkOrder::NewestFirst,
         matching: *matching,
         after,
     }
@@ -283,7 +283,7 @@ async fn held(
     connection: &mut PgConnection,
     state: DeliveryState,
     matching: &Matching,
-    last: Option<Position>,
+    last: Option<WalkPosition>,
     size: usize,
 ) -> Result<Vec<Seen>> {
     // It began to wait when its last attempt was recorded, so not before that attempt.
@@ -310,7 +310,7 @@ async fn held(
 async fn all(
     connection: &mut PgConnection,
     matching: &Matching,
-    last: Option<Position>,
+    last: Option<WalkPosition>,
     size: usize,
 ) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_as_it_is_written() {
-        let last = Position {
+        let last = WalkPosition {
             at: OffsetDateTime::UNIX_EPOCH,
             id: Uuid::from_u128(7),
         };

@@ -10,7 +10,7 @@ use pg::{
 };
 use serde_json::json;
 use sqlx::PgConnection;
-use store::deliveries::endpoints::{self, Endpoint};
+use store::deliveries::endpoints::{self, ListedEndpoint};
 use strum::VariantArray;
 
 /// Why an endpoint stays as it is.
@@ -31,13 +31,13 @@ pg::store_error!(EndpointNotChanged);
 
 /// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
 /// read.
-pub fn seen(endpoint: &Endpoint) -> String {
+pub fn seen(endpoint: &ListedEndpoint) -> String {
     let at = rfc3339(endpoint.read_at);
     format!("{} {at}", endpoint.state)
 }
 
 /// When a page has read an endpoint, as a text that its forms carry along.
-pub fn seen_at(endpoint: &Endpoint) -> String {
+pub fn seen_at(endpoint: &ListedEndpoint) -> String {
     rfc3339(endpoint.read_at)
 }
 

@@ -12,7 +12,7 @@
 use accounts::profile::Profile;
 use domain::{
     DeliveryId, Iccid, OrderId, PlacementId, PlacementState, Stored, TopupId,
-    placement::{Event, Placement, Resolution},
+    placement::{Placement, PlacementEvent, Resolution},
 };
 use pg::{
     Error, Result, Transaction,
@@ -148,7 +148,7 @@ pub async fn enter(
         };
         let mut state = before.state;
         if pending == 0 {
-            if let Ok(settled) = before.after(Event::Resolve(Resolution::Bought)) {
+            if let Ok(settled) = before.after(PlacementEvent::Resolve(Resolution::Bought)) {
                 state = settled.state;
             }
             finish(transaction, row.placement_id, state).await?;

@@ -6,7 +6,7 @@
 
 use domain::{
     GiveBackState, PartnerId, TopupId,
-    give_back::{Event, GiveBack},
+    give_back::{GiveBack, GiveBackEvent},
 };
 use pg::{
     Error, Result,
@@ -124,8 +124,8 @@ pub async fn resolve(
             return Err(GiveBackNotResolved::Changed(row.attempt));
         }
         let event = match found {
-            GiveBackFinding::Returned => Event::Returned,
-            GiveBackFinding::NotReturned => Event::NotGivenBack,
+            GiveBackFinding::Returned => GiveBackEvent::Returned,
+            GiveBackFinding::NotReturned => GiveBackEvent::NotGivenBack,
         };
         let resolved = parked
             .after(event)

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use domain::{OptionId, OrderId, PartnerId, Reason, reason::Code};
+use domain::{OptionId, OrderId, PartnerId, Reason, reason::ReasonCode};
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -257,7 +257,7 @@ pub struct Contents {
     /// `None` while a unit is not ready.
     pub ready_at: Option<OffsetDateTime>,
     /// Why units that are not ready left the normal path.
-    pub codes: Vec<Code>,
+    pub codes: Vec<ReasonCode>,
 }
 
 /// What these orders are for, by order.

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use domain::{
-    GiveBackState, MaybeStored, PlacementState, Stored, Why,
+    GiveBackState, MaybeStored, PlacementState, Stored, StoredReason,
     standing::{
-        self, DeliveryState, EndpointState, Rows, Silent, Standing, Stop, UnitState, Webhook,
+        self, DeliveryState, EndpointState, Rows, Silent, Standing, Stop, UnitState, WebhookFacts,
         of_webhook,
     },
 };
@@ -102,8 +102,8 @@ fn attempts(ended: i32) -> u32 {
 }
 
 impl FurtherWebhook {
-    fn webhook(&self) -> Option<Webhook> {
-        Some(Webhook {
+    fn webhook(&self) -> Option<WebhookFacts> {
+        Some(WebhookFacts {
             endpoint: self.endpoint.known()?,
             state: self.state.known()?,
             attempts: attempts(self.attempts),
@@ -115,8 +115,8 @@ impl FurtherWebhook {
 
 impl TopupView {
     /// Its webhook to the first endpoint.
-    fn webhook(&self, endpoint: EndpointState) -> Option<Webhook> {
-        Some(Webhook {
+    fn webhook(&self, endpoint: EndpointState) -> Option<WebhookFacts> {
+        Some(WebhookFacts {
             endpoint,
             state: self.delivery.known()?,
             attempts: attempts(self.delivery_attempts.unwrap_or_default()),
@@ -136,7 +136,7 @@ pub struct PlacementView {
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.
-    pub reason: Why,
+    pub reason: StoredReason,
     /// When that attempt was recorded.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
@@ -192,7 +192,7 @@ pub struct TopupView {
     #[serde(skip)]
     pub is_parked: bool,
     /// Why the unit failed or its placement is parked; nothing once it has its profile.
-    pub reason: Why,
+    pub reason: StoredReason,
     /// Its provider has named a unit for it, so a row in `esims` holds it.
     #[serde(skip)]
     pub has_unit: bool,
@@ -274,14 +274,14 @@ impl OrderView {
         if unit.delivery.is_unknown() || unit.give_back.is_unknown() {
             return Standing::Unreadable;
         }
-        let mut webhooks: Vec<Webhook> = unit.webhook(endpoint).into_iter().collect();
+        let mut webhooks: Vec<WebhookFacts> = unit.webhook(endpoint).into_iter().collect();
         for one in self.further(unit) {
             let Some(webhook) = one.webhook() else {
                 return Standing::Unreadable;
             };
             webhooks.push(webhook);
         }
-        standing::standing(&standing::Unit {
+        standing::standing(&standing::UnitFacts {
             state,
             reason: unit.reason.code(),
             give_back: unit.give_back.known(),
@@ -294,7 +294,7 @@ impl OrderView {
     /// The webhooks of one of its units, that to the first endpoint first.
     pub fn sent<'a>(&'a self, unit: &'a TopupView) -> Vec<UnitWebhook<'a>> {
         let silent = self.silent();
-        let stands = |webhook: Option<Webhook>| {
+        let stands = |webhook: Option<WebhookFacts>| {
             webhook.map_or(Standing::Unreadable, |one| of_webhook(&one, silent))
         };
         let mut sent = Vec::new();
@@ -551,7 +551,7 @@ fn judge(units: &mut [TopupView]) {
             }));
         }
         if unit.ready_at.is_some() {
-            unit.reason = Why::default();
+            unit.reason = StoredReason::default();
         }
     }
 }

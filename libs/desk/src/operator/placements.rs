@@ -8,8 +8,8 @@
 use std::iter;
 
 use domain::{
-    HistoryKind, OrderId, PartnerId, PlacementId, PlacementState, Stored, Why,
-    placement::{Event, Placement, Resolution},
+    HistoryKind, OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason,
+    placement::{Placement, PlacementEvent, Resolution},
 };
 use pg::{
     Error, Result, Transaction,
@@ -48,7 +48,7 @@ pub struct ListedPlacement {
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.
-    pub reason: Why,
+    pub reason: StoredReason,
     /// Whether the provider confirmed the purchase.
     pub bought: bool,
     pub units: i64,
@@ -265,7 +265,7 @@ fn is_reference(text: &str) -> bool {
 }
 
 /// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
-pub fn parking(attempt: i32, reason: &Why) -> String {
+pub fn parking(attempt: i32, reason: &StoredReason) -> String {
     let reason = reason.told();
     let reason = reason.as_deref().unwrap_or("no reason is recorded");
     // A form carries this text. Browsers change line breaks in it, and pages show control characters
@@ -339,7 +339,7 @@ pub(super) async fn lock(
     Ok(())
 }
 
-/// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
+/// Resolves a parked placement by [`PlacementEvent::Resolve`]. If it is bought or retried, failed units to
 /// which the provider has assigned nothing become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
@@ -366,7 +366,7 @@ pub async fn resolve(
             ..Placement::NEW
         };
         let settled = parked
-            .after(Event::Resolve(decision.resolution))
+            .after(PlacementEvent::Resolve(decision.resolution))
             .map_err(|_| PlacementNotResolved::NotParked(parked.state))?;
         let now = parking(row.attempt, &row.reason.clone().into());
         if decision.seen.is_some_and(|seen| seen != now) {

@@ -21,7 +21,7 @@ use pg::{
 use serde::Serialize;
 use serde_json::json;
 use sqlx::PgConnection;
-use store::deliveries::resends::{self, Asked, Counted, Wanted};
+use store::deliveries::resends::{self, MatchCount, ResendRequest, ResendSelection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -45,7 +45,7 @@ pub struct ResendShare {
     pub partner_id: Uuid,
     pub name: String,
     /// How many webhooks match now.
-    pub matching: Counted,
+    pub matching: MatchCount,
     /// Whether a resend of the partner runs already, so that this partner is skipped.
     pub skipped: bool,
 }
@@ -56,7 +56,7 @@ pub struct Preview {
     /// The partners with something to send again.
     pub parts: Vec<ResendShare>,
     /// The number of webhooks, without those of skipped partners.
-    pub matching: Counted,
+    pub matching: MatchCount,
     /// How many partners that may have something to send were not looked at, because there are too
     /// many of them for one resend. `matching` is then without theirs, and no resend starts.
     pub unseen: usize,
@@ -128,7 +128,7 @@ pg::store_error!(NotStarted);
 pub async fn preview(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
 ) -> Result<Preview> {
     preview_within(connection, partner, wanted, BUDGET).await
 }
@@ -137,7 +137,7 @@ pub async fn preview(
 pub async fn preview_within(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     budget: Duration,
 ) -> Result<Preview> {
     let query = sqlx::query!(
@@ -160,7 +160,7 @@ pub async fn preview_within(
         resends::reach(wanted),
     );
     let mut parts = Vec::new();
-    let mut all = Counted::NONE;
+    let mut all = MatchCount::NONE;
     let began = Instant::now();
     let candidates = query.fetch_all(&mut *connection).await?;
     let mut unseen = candidates.len();
@@ -172,7 +172,7 @@ pub async fn preview_within(
         let until = wanted.until.map_or(row.now, |until| until.min(row.now));
         let id = row.partner_id.into();
         let matching = resends::count_matching(connection, id, wanted, until, row.now).await?;
-        if matching == Counted::NONE {
+        if matching == MatchCount::NONE {
             continue;
         }
         let running = sqlx::query_scalar!(
@@ -200,7 +200,7 @@ pub async fn preview_within(
         parts,
         waiting,
         left_out,
-        matching: Counted {
+        matching: MatchCount {
             all: all.all && unseen == 0,
             ..all
         },
@@ -214,7 +214,7 @@ pub async fn start(
     connection: &mut PgConnection,
     id: Uuid,
     partner: Option<PartnerId>,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     action: Action<'_>,
 ) -> Result<Resend, NotStarted> {
     if find(&mut *connection, id).await?.is_some() {
@@ -228,7 +228,7 @@ pub async fn start(
         connection,
         "resends::start",
         |transaction| -> Result<(), NotStarted> {
-            let asked = Asked {
+            let asked = ResendRequest {
                 action: &action,
                 part_of: Some(id),
             };

@@ -2,7 +2,7 @@
 //! `esimctl order show` and the console show both.
 
 use domain::{GiveBackState, PlacementState, Reason};
-use store::esim_requests::Reason as RequestReason;
+use store::esim_requests::GiveBackReason;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
@@ -113,7 +113,7 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
     });
     // A reason that only a newer version knows is shown by its name.
     let reason = topup.give_back_reason.as_deref();
-    let reason = reason.map(|name| match name.parse::<RequestReason>() {
+    let reason = reason.map(|name| match name.parse::<GiveBackReason>() {
         Ok(reason) => reason.told(),
         Err(_) => name,
     });
@@ -129,7 +129,7 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use domain::{Stored, Why};
+    use domain::{Stored, StoredReason};
     use uuid::Uuid;
 
     use super::*;
@@ -148,7 +148,7 @@ mod tests {
             provider: "airalo".into(),
             state: Stored::Known(PlacementState::Accepted),
             attempt,
-            reason: Why::default(),
+            reason: StoredReason::default(),
             attempted_at: None,
             placed_at: None,
             lane: "jp".into(),

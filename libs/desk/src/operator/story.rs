@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use domain::{Command, HistoryKind, Reason, Stored, Why, standing::UnitState};
+use domain::{Command, HistoryKind, Reason, Stored, StoredReason, standing::UnitState};
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
 use store::history::{self, Noted, Was};
@@ -389,7 +389,7 @@ async fn failures(
         &ids,
     );
     let events = query.fetch_all(connection).await?;
-    let mut groups: Vec<(Uuid, &Why, Vec<&TopupView>)> = Vec::new();
+    let mut groups: Vec<(Uuid, &StoredReason, Vec<&TopupView>)> = Vec::new();
     for unit in failed {
         let reason = &unit.reason;
         let known = groups

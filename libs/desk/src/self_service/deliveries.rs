@@ -17,10 +17,10 @@ use sqlx::PgConnection;
 use store::{
     Unflushed,
     deliveries::{
-        Position, View,
-        resends::Filter,
+        View, WalkPosition,
+        resends::DeliveryFilter,
         view,
-        walk::{Kinds, Matching, Order, Source, Walk},
+        walk::{Kinds, Matching, Walk, WalkOrder, WalkSource},
     },
 };
 use time::OffsetDateTime;
@@ -147,7 +147,7 @@ pub struct DeliveryPage {
     pub since: Option<OffsetDateTime>,
     pub until: Option<OffsetDateTime>,
     /// The position after which the page begins.
-    pub after: Option<Position>,
+    pub after: Option<WalkPosition>,
     pub limit: u16,
 }
 
@@ -159,11 +159,11 @@ pub async fn deliveries(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &DeliveryPage,
-) -> Result<Unflushed<(Vec<View>, Option<Position>)>> {
+) -> Result<Unflushed<(Vec<View>, Option<WalkPosition>)>> {
     let mut walk = Walk {
         partner_id,
-        source: Source::of(page.state),
-        order: Order::NewestFirst,
+        source: WalkSource::of(page.state),
+        order: WalkOrder::NewestFirst,
         matching: Matching {
             state: page.state,
             since: page.since,
@@ -237,10 +237,10 @@ pub async fn send_again(
     }
     let (command, target) = recorded(webhook_id);
     let mode = Mode::Apply(Action::of_partner(command, &target));
-    let filter = Filter {
+    let filter = DeliveryFilter {
         partner_id: Some(partner_id),
         until: Some(delivery.now - interval),
-        ..Filter::default()
+        ..DeliveryFilter::default()
     };
     let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
     if resent.resent > 0 {

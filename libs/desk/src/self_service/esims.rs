@@ -14,7 +14,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    esim_requests::{Reading, Reason, UsageFailure},
+    esim_requests::{GiveBackReason, Reading, UsageFailure},
 };
 use time::OffsetDateTime;
 
@@ -41,7 +41,7 @@ pub struct GiveBackView {
     pub state: GiveBackState,
     pub asked_at: OffsetDateTime,
     pub ended_at: Option<OffsetDateTime>,
-    pub reason: Option<Reason>,
+    pub reason: Option<GiveBackReason>,
     /// What the provider said.
     pub message: Option<String>,
 }
@@ -207,7 +207,7 @@ async fn make_due(
     Ok(())
 }
 
-/// Asks to give a ready unit of the partner back, by [`domain::give_back::Event::Ask`] if it was
+/// Asks to give a ready unit of the partner back, by [`domain::give_back::GiveBackEvent::Ask`] if it was
 /// refused before. A give-back that is under way, parked or done stays as it is.
 pub async fn ask_give_back(
     connection: &mut PgConnection,

@@ -3,7 +3,7 @@
 
 use domain::{
     MaybeStored, OptionId, OrderId, PartnerId, TopupId,
-    standing::{self, DeliveryState, Rows, Shown},
+    standing::{self, DeliveryState, Rows, ShownState},
 };
 use pg::Result;
 use serde::{Deserialize, Serialize};
@@ -38,14 +38,14 @@ pub enum PartnerUnitState {
     Failed,
 }
 
-impl From<Shown> for PartnerUnitState {
-    fn from(shown: Shown) -> Self {
+impl From<ShownState> for PartnerUnitState {
+    fn from(shown: ShownState) -> Self {
         match shown {
-            Shown::Processing => Self::Processing,
-            Shown::OnHold => Self::OnHold,
-            Shown::Ready => Self::Ready,
-            Shown::Returned => Self::Returned,
-            Shown::Failed => Self::Failed,
+            ShownState::Processing => Self::Processing,
+            ShownState::OnHold => Self::OnHold,
+            ShownState::Ready => Self::Ready,
+            ShownState::Returned => Self::Returned,
+            ShownState::Failed => Self::Failed,
         }
     }
 }

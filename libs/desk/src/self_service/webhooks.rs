@@ -4,7 +4,7 @@
 
 use domain::{
     OptionId, PartnerId, TopupId, WebhookId,
-    event::{self, Kind},
+    event::{self, EventKind},
     standing::EndpointState,
 };
 use pg::Result;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    deliveries::events::{Event, Subject, SubjectColumns},
+    deliveries::events::{EventContent, Subject, SubjectColumns},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -116,7 +116,7 @@ pub enum WebhookParts {
         iccid: String,
         profile: Vec<u8>,
     },
-    Event(Event),
+    Event(EventContent),
 }
 
 /// A row of [`webhooks`]. Columns that a kind does not have are null.
@@ -173,7 +173,7 @@ impl Row {
         })
     }
 
-    fn event(self) -> Option<Event> {
+    fn event(self) -> Option<EventContent> {
         let columns = SubjectColumns {
             topup_id: self.topup_id,
             external_order_id: self.external_order_id,
@@ -185,7 +185,7 @@ impl Row {
             notice: None,
         };
         let subject = Subject::read(&self.kind, columns)?;
-        Some(Event {
+        Some(EventContent {
             created_at: self.created_at,
             subject,
         })
@@ -235,7 +235,7 @@ pub async fn webhooks(
         after.webhook_id,
         COMMIT_LAG,
         limit,
-        &event::names(&Kind::of_further_endpoints()) as &[&str],
+        &event::names(&EventKind::of_further_endpoints()) as &[&str],
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let decided = rows.take_while(|row| !row.undecided);

@@ -24,12 +24,12 @@ const SILENT: [Silent; 4] = [
 ];
 
 /// Every webhook that may be stored.
-fn webhooks() -> Vec<Webhook> {
+fn webhooks() -> Vec<WebhookFacts> {
     let mut webhooks = Vec::new();
     for state in DeliveryState::VARIANTS {
         for endpoint in EndpointState::VARIANTS {
             for bits in 0..8_u32 {
-                webhooks.push(Webhook {
+                webhooks.push(WebhookFacts {
                     endpoint: *endpoint,
                     state: *state,
                     attempts: bits & 1,
@@ -43,9 +43,9 @@ fn webhooks() -> Vec<Webhook> {
 }
 
 /// Checks every unit that may be stored with no webhook, with one, and with any two.
-fn each(mut check: impl FnMut(&Unit<'_>)) {
-    let reasons: Vec<Option<Code>> = Code::VARIANTS.iter().copied().map(Some).collect();
-    let reasons: Vec<Option<Code>> = [None].into_iter().chain(reasons).collect();
+fn each(mut check: impl FnMut(&UnitFacts<'_>)) {
+    let reasons: Vec<Option<ReasonCode>> = ReasonCode::VARIANTS.iter().copied().map(Some).collect();
+    let reasons: Vec<Option<ReasonCode>> = [None].into_iter().chain(reasons).collect();
     let give_backs = [
         None,
         Some(GiveBackState::Asked),
@@ -56,14 +56,14 @@ fn each(mut check: impl FnMut(&Unit<'_>)) {
     ];
     let one = webhooks();
     let sets = [Vec::new()].into_iter();
-    let sets: Vec<Vec<Webhook>> = sets.chain(one.iter().map(|of| vec![*of])).collect();
+    let sets: Vec<Vec<WebhookFacts>> = sets.chain(one.iter().map(|of| vec![*of])).collect();
     for state in UnitState::VARIANTS {
         for reason in &reasons {
             for give_back in give_backs {
                 for webhooks in &sets {
                     for silent in SILENT {
                         for stop in [None, Some(Stop::ForNow), Some(Stop::UntilOperator)] {
-                            check(&Unit {
+                            check(&UnitFacts {
                                 state: *state,
                                 reason: *reason,
                                 give_back,
@@ -80,7 +80,7 @@ fn each(mut check: impl FnMut(&Unit<'_>)) {
     for first in &one {
         for second in &one {
             for silent in SILENT {
-                check(&Unit {
+                check(&UnitFacts {
                     state: UnitState::Ready,
                     reason: None,
                     give_back: None,
@@ -124,7 +124,7 @@ fn nobody_but_us_must_act_while_the_stage_is_silent_that_has_to_go_on() {
             _ => false,
         };
         if waits_for_us {
-            assert_eq!(standing(unit).must_act(), Actor::Operator, "{unit:?}");
+            assert_eq!(standing(unit).must_act(), NextActor::Operator, "{unit:?}");
         }
     });
 }
@@ -139,10 +139,10 @@ fn partner_support_and_operator_are_never_told_contradicting_things() {
             "{unit:?}: {standing:?}"
         );
         // Whoever looks up that a unit is on hold waits for us, and for nobody else.
-        if standing.shown() == Shown::OnHold {
+        if standing.shown() == ShownState::OnHold {
             assert_eq!(
                 standing.must_act(),
-                Actor::Operator,
+                NextActor::Operator,
                 "{unit:?}: {standing:?}"
             );
         }
@@ -152,9 +152,9 @@ fn partner_support_and_operator_are_never_told_contradicting_things() {
                 "{unit:?}: {standing:?}"
             ),
             UnitState::Parked => {
-                let bought = unit.reason.is_some_and(Code::is_bought);
+                let bought = unit.reason.is_some_and(ReasonCode::is_bought);
                 assert_eq!(standing.is_bought(), bought, "{unit:?}");
-                assert_eq!(standing.must_act(), Actor::Operator, "{unit:?}");
+                assert_eq!(standing.must_act(), NextActor::Operator, "{unit:?}");
             }
             UnitState::Pending => assert!(!standing.is_bought(), "{unit:?}"),
             UnitState::Failed => assert_eq!(standing, Standing::Failed),

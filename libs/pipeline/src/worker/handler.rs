@@ -5,7 +5,7 @@ use std::{hash::Hash, sync::Arc, time::Duration};
 
 use runtime::clock::Moment;
 use serde::de::DeserializeOwned;
-use store::work::{DueWork, Found, Look};
+use store::work::{DueWork, LookResult, WorkLook};
 
 use crate::{
     owner::Owner,
@@ -44,8 +44,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Looks for due rows, without changing anything. Other processes may find the same rows.
     fn due(
         &self,
-        look: Look,
-    ) -> impl Future<Output = anyhow::Result<Found<Ticket<Self::Id>>>> + Send;
+        look: WorkLook,
+    ) -> impl Future<Output = anyhow::Result<LookResult<Ticket<Self::Id>>>> + Send;
 
     /// Claims rows. Returns those that need work now, and leaves out those that are finished.
     ///

@@ -15,7 +15,7 @@ use runtime::Shutdown;
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::json;
-use store::work::{Found, Look};
+use store::work::{LookResult, WorkLook};
 use testkit::{nats::OwnStreams, wait};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
@@ -451,7 +451,7 @@ impl Handler for Rows {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> Result<Found<Ticket<u32>>> {
+    async fn due(&self, look: WorkLook) -> Result<LookResult<Ticket<u32>>> {
         let mut state = self.state.lock().unwrap();
         // One page, without lanes to walk through.
         let due: Vec<_> = state
@@ -462,7 +462,7 @@ impl Handler for Rows {
             .map(ticket)
             .collect();
         state.looks += usize::from(!due.is_empty());
-        Ok(Found { due, after: None })
+        Ok(LookResult { due, after: None })
     }
 
     async fn claim(&self, rows: &[u32], class: TicketClass) -> Result<Vec<(u32, u32)>> {

@@ -18,22 +18,25 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::work::{self, DueWork, Found, Kind, Look};
+use crate::work::{self, DueWork, LookResult, WorkKind, WorkLook};
 
 /// A row that the caller has leased.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claimed {
+pub struct ClaimedBatch {
     /// The endpoint of `moved`, the resend of `resend`.
     pub id: Uuid,
-    pub kind: Kind,
+    pub kind: WorkKind,
     pub partner_id: PartnerId,
     /// The end of the lease, by which [`done`] and [`again`] recognise it.
     leased_until: OffsetDateTime,
 }
 
 /// Looks for due rows, without changing anything.
-pub async fn due(connection: &mut PgConnection, look: &Look) -> Result<Found<DueWork<Uuid>>> {
-    work::due(connection, &Kind::BATCHES, "", look).await
+pub async fn due(
+    connection: &mut PgConnection,
+    look: &WorkLook,
+) -> Result<LookResult<DueWork<Uuid>>> {
+    work::due(connection, &WorkKind::BATCHES, "", look).await
 }
 
 /// Leases those of the rows that are due.
@@ -41,8 +44,8 @@ pub async fn claim(
     connection: &mut PgConnection,
     rows: &[Uuid],
     lease: Duration,
-) -> Result<Vec<Claimed>> {
-    let kinds = Kind::BATCHES.map(Kind::as_str);
+) -> Result<Vec<ClaimedBatch>> {
+    let kinds = WorkKind::BATCHES.map(WorkKind::as_str);
     let query = sqlx::query!(
         r#"UPDATE work SET at = now() + make_interval(secs => $3)
            WHERE id = ANY (ARRAY (
@@ -55,9 +58,9 @@ pub async fn claim(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let claimed = rows.filter_map(|row| {
-        Some(Claimed {
+        Some(ClaimedBatch {
             id: row.id,
-            kind: Kind::BATCHES
+            kind: WorkKind::BATCHES
                 .into_iter()
                 .find(|kind| kind.as_str() == row.kind)?,
             partner_id: row.partner_id.into(),
@@ -70,7 +73,7 @@ pub async fn claim(
 /// Makes a row due again after `pause`.
 pub async fn again(
     connection: &mut PgConnection,
-    claimed: &Claimed,
+    claimed: &ClaimedBatch,
     pause: Duration,
 ) -> Result<()> {
     let statement = sqlx::query!(
@@ -84,7 +87,7 @@ pub async fn again(
 }
 
 /// Ends a row.
-pub async fn done(connection: &mut PgConnection, claimed: &Claimed) -> Result<()> {
+pub async fn done(connection: &mut PgConnection, claimed: &ClaimedBatch) -> Result<()> {
     let statement = sqlx::query!(
         "DELETE FROM work WHERE id = $1 AND at = $2",
         claimed.id,

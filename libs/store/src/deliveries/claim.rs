@@ -19,13 +19,13 @@ use uuid::Uuid;
 
 use super::{
     defer,
-    events::{self, Event, Subject, SubjectColumns},
+    events::{self, EventContent, Subject, SubjectColumns},
     put_back, uuids,
 };
 
 /// A claimed delivery.
 #[derive(Clone, Debug)]
-pub struct Delivery {
+pub struct ClaimedDelivery {
     pub id: DeliveryId,
     pub partner_id: PartnerId,
     /// The endpoint that the webhook goes to. The URL, the headers and the secrets are its own.
@@ -33,17 +33,17 @@ pub struct Delivery {
     /// Whether this claim holds the lease of its due work. Otherwise the delivery is within its
     /// first lease, and usually has no due work.
     pub leased: bool,
-    pub target: Arc<Target>,
+    pub target: Arc<DeliveryTarget>,
     /// The number of ended attempts.
     pub ended_attempts: u32,
     /// The number of attempts before the current schedule; a resend starts a new schedule.
     pub schedule_start: u32,
-    pub content: Content,
+    pub content: DeliveryContent,
 }
 
 /// Where webhooks to an endpoint go, and what signs them, as a claim has read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct DeliveryTarget {
     pub url: Option<String>,
     pub host: Option<String>,
     /// The sealed headers that every request to this endpoint carries.
@@ -66,26 +66,26 @@ pub struct Validity {
     pub until: Option<OffsetDateTime>,
 }
 
-impl Delivery {
+impl ClaimedDelivery {
     /// The `webhook-id` that the partner sees. It is the same in every attempt, so that the partner
     /// can recognise a repeat.
     pub fn webhook_id(&self) -> WebhookId {
         match &self.content {
-            Content::Esim(esim) => WebhookId::Topup(esim.topup_id.clone()),
-            Content::Event(_) => WebhookId::Event(self.id),
+            DeliveryContent::Esim(esim) => WebhookId::Topup(esim.topup_id.clone()),
+            DeliveryContent::Event(_) => WebhookId::Event(self.id),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum DeliveryContent {
     /// A ready topup: the specified webhook.
-    Esim(Esim),
-    Event(Event),
+    Esim(EsimContent),
+    Event(EventContent),
 }
 
 #[derive(Clone, Debug)]
-pub struct Esim {
+pub struct EsimContent {
     pub topup_id: TopupId,
     pub order_id: OrderId,
     pub external_order_id: String,
@@ -105,7 +105,7 @@ pub struct Esim {
 
 /// How deliveries are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum DeliveryClaim {
     /// First attempts of deliveries that readiness events name, if they are `younger_than` this.
     /// Such a delivery still belongs to its message, and a whole attempt fits into the rest of its
     /// first lease.
@@ -123,7 +123,7 @@ pub enum Claim {
 #[derive(Clone, Debug, Default)]
 pub struct ClaimResult {
     /// The deliveries to attempt now.
-    pub deliveries: Vec<Delivery>,
+    pub deliveries: Vec<ClaimedDelivery>,
     /// Deliveries to first endpoints whose partner has further endpoints, which may want the same
     /// topup. The caller passes them to [`fan_out`](super::fan_out()) before it attempts anything.
     /// They need not be among [`Self::deliveries`]: a blocked first endpoint must not stop the
@@ -131,7 +131,7 @@ pub struct ClaimResult {
     pub to_fan_out: Vec<DeliveryId>,
     /// The first endpoints that [`claim_known`](super::claim_known) may use, because they are not
     /// blocked and their partners have no further endpoints.
-    pub targets: Vec<(EndpointId, Arc<Target>, Validity)>,
+    pub targets: Vec<(EndpointId, Arc<DeliveryTarget>, Validity)>,
 }
 
 /// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint
@@ -145,11 +145,11 @@ pub struct ClaimResult {
 pub async fn claim(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
-    claim: Claim,
+    claim: DeliveryClaim,
 ) -> Result<ClaimResult> {
     let ids = uuids(ids);
     match claim {
-        Claim::Fresh { younger_than } => {
+        DeliveryClaim::Fresh { younger_than } => {
             let mut rows = read(connection, &ids, Some(younger_than)).await?;
             let to_fan_out = rows.to_fan_out();
             let blocked = rows.take_blocked();
@@ -158,7 +158,7 @@ pub async fn claim(
             }
             Ok(rows.claimed(false, to_fan_out))
         }
-        Claim::Due { lease } => {
+        DeliveryClaim::Due { lease } => {
             let leased = take_leases(connection, &ids, lease).await?;
             if leased.is_empty() {
                 return Ok(ClaimResult::default());
@@ -426,14 +426,14 @@ impl Row {
         })
     }
 
-    fn into_delivery(mut self, leased: bool) -> Option<Delivery> {
+    fn into_delivery(mut self, leased: bool) -> Option<ClaimedDelivery> {
         let content = if self.kind == "topup.ready" {
-            self.esim().map(Content::Esim)
+            self.esim().map(DeliveryContent::Esim)
         } else {
             let columns = self.subject_columns();
             let subject = Subject::read(&self.kind, columns);
             subject.map(|subject| {
-                Content::Event(Event {
+                DeliveryContent::Event(EventContent {
                     created_at: self.created_at,
                     subject,
                 })
@@ -447,12 +447,12 @@ impl Row {
             );
             return None;
         };
-        Some(Delivery {
+        Some(ClaimedDelivery {
             id: self.delivery_id.into(),
             partner_id: self.partner_id.into(),
             endpoint: EndpointKey::stored(self.partner_id, self.endpoint_id),
             leased,
-            target: Arc::new(Target {
+            target: Arc::new(DeliveryTarget {
                 url: self.url,
                 host: self.host,
                 headers: self.headers,
@@ -465,8 +465,8 @@ impl Row {
         })
     }
 
-    fn esim(&mut self) -> Option<Esim> {
-        Some(Esim {
+    fn esim(&mut self) -> Option<EsimContent> {
+        Some(EsimContent {
             topup_id: self.topup_id.take()?.parse().ok()?,
             order_id: self.order_id?.into(),
             external_order_id: self.external_order_id.take()?,

@@ -30,9 +30,9 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-pub use self::list::{Endpoint, list, noted};
+pub use self::list::{ListedEndpoint, list, noted};
 pub(super) use self::proof::prove;
-use super::notices::{Change, Notice};
+use super::notices::{HealthChange, NoticeContent};
 
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
@@ -45,7 +45,7 @@ pub const LONGEST_LEASE: Duration = Duration::from_secs(30);
 pub(super) async fn forget_failures(
     connection: &mut PgConnection,
     endpoints: &[Uuid],
-) -> Result<Vec<Change>> {
+) -> Result<Vec<HealthChange>> {
     let query = sqlx::query!(
         r#"WITH failing AS MATERIALIZED (
                SELECT endpoint_id, told, failing_since FROM partner_endpoints
@@ -68,12 +68,12 @@ pub(super) async fn forget_failures(
         seconds(PACE),
     );
     let forgotten = query.fetch_all(connection).await?.into_iter();
-    let recovered = forgotten.filter(|row| row.told).map(|row| Change {
+    let recovered = forgotten.filter(|row| row.told).map(|row| HealthChange {
         endpoint: row.endpoint_id,
         kind: NoticeKind::EndpointRecovered,
-        notice: Notice {
+        notice: NoticeContent {
             since: row.failing_since,
-            ..Notice::default()
+            ..NoticeContent::default()
         },
     });
     Ok(recovered.collect())
@@ -81,7 +81,7 @@ pub(super) async fn forget_failures(
 
 /// The failed attempts of one endpoint in a batch.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Failed {
+pub(super) struct FailedAttempts {
     pub deliveries: Vec<Uuid>,
     /// The class and the status of the last one.
     pub class: &'static str,
@@ -103,9 +103,9 @@ pub(super) struct Failed {
 /// when an operator ends its block, until it acknowledges something.
 pub(super) async fn count_failures(
     connection: &mut PgConnection,
-    failed: &BTreeMap<Uuid, Failed>,
+    failed: &BTreeMap<Uuid, FailedAttempts>,
     policy: &BlockPolicy,
-) -> Result<Vec<Change>> {
+) -> Result<Vec<HealthChange>> {
     let endpoints: Vec<Uuid> = failed.keys().copied().collect();
     let counts = failed
         .values()
@@ -160,14 +160,14 @@ pub(super) async fn count_failures(
             "blocked" => NoticeKind::EndpointBlocked,
             _ => NoticeKind::EndpointFailing,
         };
-        let notice = Notice {
+        let notice = NoticeContent {
             since: row.failing_since,
             failures: Some(row.failures),
             outcome: Some(last.class.to_owned()),
             status: last.status,
-            ..Notice::default()
+            ..NoticeContent::default()
         };
-        Some(Change {
+        Some(HealthChange {
             endpoint: row.endpoint_id,
             kind,
             notice,

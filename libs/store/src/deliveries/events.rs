@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use domain::{
     DeliveryId, EndpointKey, OptionId, PartnerId,
-    event::{Kind, NoticeKind},
+    event::{EventKind, NoticeKind},
 };
 use pg::{Result, TransactionEnd, count, seconds, transaction};
 use sqlx::PgConnection;
@@ -27,13 +27,13 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    notices::Notice,
+    notices::NoticeContent,
     view::{self, View},
 };
 
 /// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct EventContent {
     pub created_at: OffsetDateTime,
     pub subject: Subject,
 }
@@ -60,7 +60,7 @@ pub enum Subject {
     },
     Notice {
         kind: NoticeKind,
-        notice: Notice,
+        notice: NoticeContent,
     },
 }
 
@@ -83,27 +83,27 @@ impl Subject {
     /// if a column that the kind needs is null.
     pub fn read(kind: &str, columns: SubjectColumns) -> Option<Self> {
         if let Some(kind) = NoticeKind::named(kind) {
-            let mut notice: Notice = match &columns.notice {
+            let mut notice: NoticeContent = match &columns.notice {
                 Some(text) => serde_json::from_str(text).ok()?,
-                None => Notice::default(),
+                None => NoticeContent::default(),
             };
             notice.credential = columns.credential;
             notice.ends_at = columns.ends_at;
             return Some(Self::Notice { kind, notice });
         }
-        Some(match Kind::named(kind)? {
-            Kind::TopupReady => return None,
-            Kind::TopupFailed => Self::TopupFailed {
+        Some(match EventKind::named(kind)? {
+            EventKind::TopupReady => return None,
+            EventKind::TopupFailed => Self::TopupFailed {
                 topup_id: columns.topup_id?,
                 external_order_id: columns.external_order_id?,
                 option_id: columns.option_id?.into(),
                 refusal: columns.refusal_status.zip(columns.refusal_message),
             },
-            Kind::KeyExpiring => Self::KeyExpiring {
+            EventKind::KeyExpiring => Self::KeyExpiring {
                 credential: columns.credential?,
                 ends_at: columns.ends_at?,
             },
-            Kind::WebhookTest => Self::WebhookTest { challenge: None },
+            EventKind::WebhookTest => Self::WebhookTest { challenge: None },
         })
     }
 
@@ -130,9 +130,9 @@ impl Subject {
     /// The name of its kind.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::TopupFailed { .. } => Kind::TopupFailed.as_str(),
-            Self::KeyExpiring { .. } => Kind::KeyExpiring.as_str(),
-            Self::WebhookTest { .. } => Kind::WebhookTest.as_str(),
+            Self::TopupFailed { .. } => EventKind::TopupFailed.as_str(),
+            Self::KeyExpiring { .. } => EventKind::KeyExpiring.as_str(),
+            Self::WebhookTest { .. } => EventKind::WebhookTest.as_str(),
             Self::Notice { kind, .. } => kind.as_str(),
         }
     }
@@ -337,7 +337,7 @@ pub async fn find(
 
 /// A page of a partner's events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Page {
+pub struct EventPage {
     /// The position after which the page begins: a time and an event. `None` begins with the newest
     /// event. The event itself may have been deleted.
     pub before: Option<(OffsetDateTime, DeliveryId)>,
@@ -349,7 +349,7 @@ pub struct Page {
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    page: &Page,
+    page: &EventPage,
 ) -> Result<Vec<View>> {
     let ids = sqlx::query_scalar!(
         "SELECT delivery_id FROM deliveries d

@@ -19,7 +19,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::claim::{Content, Delivery, Esim, Target};
+use super::claim::{ClaimedDelivery, DeliveryContent, DeliveryTarget, EsimContent};
 
 struct Row {
     delivery_id: Uuid,
@@ -47,8 +47,8 @@ pub async fn claim_known(
     ids: &[DeliveryId],
     younger_than: Duration,
     configuration_version: i64,
-    known: impl Fn(EndpointId, OffsetDateTime) -> Option<Arc<Target>>,
-) -> Result<Vec<Delivery>> {
+    known: impl Fn(EndpointId, OffsetDateTime) -> Option<Arc<DeliveryTarget>>,
+) -> Result<Vec<ClaimedDelivery>> {
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.schedule_start, d.topup_id AS "topup_id!", d.order_id AS "order_id!",
@@ -80,8 +80,12 @@ pub async fn claim_known(
 }
 
 impl Row {
-    fn into_delivery(self, endpoint: EndpointKey, target: Arc<Target>) -> Option<Delivery> {
-        Some(Delivery {
+    fn into_delivery(
+        self,
+        endpoint: EndpointKey,
+        target: Arc<DeliveryTarget>,
+    ) -> Option<ClaimedDelivery> {
+        Some(ClaimedDelivery {
             id: self.delivery_id.into(),
             partner_id: PartnerId::from(self.partner_id),
             endpoint,
@@ -89,7 +93,7 @@ impl Row {
             target,
             ended_attempts: 0,
             schedule_start: unsigned(self.schedule_start),
-            content: Content::Esim(Esim {
+            content: DeliveryContent::Esim(EsimContent {
                 topup_id: self.topup_id.parse().ok()?,
                 order_id: self.order_id.into(),
                 external_order_id: self.external_order_id,

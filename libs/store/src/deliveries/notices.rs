@@ -30,7 +30,7 @@ pub const CODE_LIFETIME: Duration = Duration::from_mins(30);
 
 /// What a notice says beside its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Notice {
+pub struct NoticeContent {
     /// The endpoint that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint_id: Option<Uuid>,
@@ -75,20 +75,20 @@ pub struct Notice {
 
 /// A change of an endpoint's health that its partner is told.
 #[derive(Clone, Debug)]
-pub(super) struct Change {
+pub(super) struct HealthChange {
     pub endpoint: Uuid,
     pub kind: NoticeKind,
-    pub notice: Notice,
+    pub notice: NoticeContent,
 }
 
 /// What the notifier makes and leaves out, for its metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Made {
+pub struct NoticeCounts {
     /// The kind, and whether the notice was left out because the partner had got too many.
     pub notices: Vec<(NoticeKind, bool)>,
 }
 
-impl std::ops::AddAssign for Made {
+impl std::ops::AddAssign for NoticeCounts {
     fn add_assign(&mut self, other: Self) {
         self.notices.extend(other.notices);
     }
@@ -103,11 +103,11 @@ impl std::ops::AddAssign for Made {
 /// - `created` inserts the notices of partners below their limit, and `due` makes them due.
 pub(super) async fn about(
     connection: &mut PgConnection,
-    changes: &[Change],
+    changes: &[HealthChange],
     per_day: u32,
-) -> Result<Made> {
+) -> Result<NoticeCounts> {
     if changes.is_empty() {
-        return Ok(Made::default());
+        return Ok(NoticeCounts::default());
     }
     let ids: Vec<Uuid> = changes.iter().map(|_| DeliveryId::new().uuid()).collect();
     let endpoints: Vec<Uuid> = changes.iter().map(|change| change.endpoint).collect();
@@ -156,7 +156,7 @@ pub(super) async fn about(
     );
     let told = query.fetch_all(connection).await?.into_iter();
     let notices = told.filter_map(|row| Some((NoticeKind::named(&row.kind)?, row.left_out)));
-    Ok(Made {
+    Ok(NoticeCounts {
         notices: notices.collect(),
     })
 }

@@ -18,8 +18,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    endpoints::{self, Failed},
-    notices::{self, Change, Made, Notice},
+    endpoints::{self, FailedAttempts},
+    notices::{self, HealthChange, NoticeContent, NoticeCounts},
 };
 
 /// One ended attempt.
@@ -35,7 +35,7 @@ pub struct Attempted {
     pub leased: bool,
     /// The number of attempts that ended before this one.
     pub ended_attempts: u32,
-    /// The schedule that the claim found, see [`super::Delivery::schedule_start`].
+    /// The schedule that the claim found, see [`super::ClaimedDelivery::schedule_start`].
     pub schedule_start: u32,
     /// When the attempt began.
     pub at: OffsetDateTime,
@@ -103,9 +103,9 @@ pub async fn record(
     attempts: &[Attempted],
     policy: &BlockPolicy,
     notices_per_day: u32,
-) -> Result<Made> {
+) -> Result<NoticeCounts> {
     let mut effects = Effects::of(attempts);
-    let mut made = Made::default();
+    let mut made = NoticeCounts::default();
     let plain: Vec<&Attempted> = attempts
         .iter()
         .filter(|attempted| attempted.is_plain())
@@ -140,27 +140,25 @@ pub async fn record(
     }
     if !effects.recovered.is_empty() {
         let recovered: Vec<Uuid> = effects.recovered.into_iter().collect();
-        made += transaction!(
-            connection,
-            "record::recovered",
-            |transaction| -> Result<Made, Error> {
-                let changes = endpoints::forget_failures(transaction, &recovered).await?;
-                let told = notices::about(transaction, &changes, notices_per_day).await?;
-                Ok(TransactionEnd::Commit(told))
-            }
-        )?;
+        made += transaction!(connection, "record::recovered", |transaction| -> Result<
+            NoticeCounts,
+            Error,
+        > {
+            let changes = endpoints::forget_failures(transaction, &recovered).await?;
+            let told = notices::about(transaction, &changes, notices_per_day).await?;
+            Ok(TransactionEnd::Commit(told))
+        })?;
     }
     if !effects.failed.is_empty() && policy.failures > 0 {
         let failed = &effects.failed;
-        made += transaction!(
-            connection,
-            "record::failed",
-            |transaction| -> Result<Made, Error> {
-                let changes = endpoints::count_failures(transaction, failed, policy).await?;
-                let told = notices::about(transaction, &changes, notices_per_day).await?;
-                Ok(TransactionEnd::Commit(told))
-            }
-        )?;
+        made += transaction!(connection, "record::failed", |transaction| -> Result<
+            NoticeCounts,
+            Error,
+        > {
+            let changes = endpoints::count_failures(transaction, failed, policy).await?;
+            let told = notices::about(transaction, &changes, notices_per_day).await?;
+            Ok(TransactionEnd::Commit(told))
+        })?;
     }
     Ok(made)
 }
@@ -171,11 +169,11 @@ async fn record_others(
     connection: &mut PgConnection,
     attempts: &[&Attempted],
     notices_per_day: u32,
-) -> Result<Made> {
+) -> Result<NoticeCounts> {
     let columns = Columns::of(attempts);
     if !columns.states.contains(&"exhausted") {
         retry_conflicts!(record_any(&mut *connection, &columns))?;
-        return Ok(Made::default());
+        return Ok(NoticeCounts::default());
     }
     transaction!(connection, "record::record_others", |transaction| {
         let exhausted = record_any(transaction, &columns).await?;
@@ -198,7 +196,7 @@ struct Effects {
     /// Endpoints that acknowledged something, and whose failures are to be forgotten.
     recovered: BTreeSet<Uuid>,
     /// The failed attempts of each endpoint that acknowledged nothing in this batch.
-    failed: BTreeMap<Uuid, Failed>,
+    failed: BTreeMap<Uuid, FailedAttempts>,
 }
 
 impl Effects {
@@ -206,7 +204,7 @@ impl Effects {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
         let acknowledging: HashSet<EndpointId> =
             delivered.map(|attempted| attempted.endpoint_id).collect();
-        let mut failed: BTreeMap<Uuid, Failed> = BTreeMap::new();
+        let mut failed: BTreeMap<Uuid, FailedAttempts> = BTreeMap::new();
         for attempted in attempts {
             let has_failed = matches!(
                 attempted.result,
@@ -240,18 +238,18 @@ struct Exhausted {
 }
 
 impl Exhausted {
-    fn told(&self) -> Change {
+    fn told(&self) -> HealthChange {
         // The webhook of a ready topup is named like the topup.
         let of_topup = self.topup_id.clone().filter(|_| self.kind == "topup.ready");
         let id = of_topup.unwrap_or_else(|| WebhookId::Event(self.delivery_id.into()).to_string());
-        Change {
+        HealthChange {
             endpoint: self.endpoint_id,
             kind: NoticeKind::WebhookExhausted,
-            notice: Notice {
+            notice: NoticeContent {
                 webhook_id: Some(id),
                 outcome: Some(self.class.clone()),
                 status: self.status,
-                ..Notice::default()
+                ..NoticeContent::default()
             },
         }
     }

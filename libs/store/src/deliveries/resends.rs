@@ -37,18 +37,18 @@ use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
-pub use again::{Filter, Resent, resend};
+pub use again::{DeliveryFilter, Resent, resend};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
     age, count, seconds, transaction,
 };
-pub use wanted::{Counted, Wanted, count_matching, reach};
+pub use wanted::{MatchCount, ResendSelection, count_matching, reach};
 use wanted::{Phase, phases, start};
 
 use super::{
     endpoints::LONGEST_LEASE,
-    walk::{Kinds, Matching, Order, Position, Source, Walk},
+    walk::{Kinds, Matching, Walk, WalkOrder, WalkPosition, WalkSource},
 };
 
 /// The most rows that one batch looks at.
@@ -80,7 +80,7 @@ pub struct PartnerResend {
 
 /// The result of [`begin`].
 #[derive(Clone, Debug)]
-pub enum Begun {
+pub enum ResendStart {
     /// It begins now.
     Begun(PartnerResend),
     /// Another one of the partner runs: this one.
@@ -96,9 +96,9 @@ pub enum Begun {
 pub async fn begin(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     interval: Duration,
-) -> Result<Begun> {
+) -> Result<ResendStart> {
     transaction!(connection, "resends::begin", |transaction| {
         // The lock lets one request of the partner after the other pass.
         let query = sqlx::query!(
@@ -109,7 +109,7 @@ pub async fn begin(
         );
         let now = match query.fetch_optional(&mut **transaction).await? {
             Some(row) if row.has_url => row.now,
-            _ => return Ok(TransactionEnd::Rollback(Begun::NoEndpoint)),
+            _ => return Ok(TransactionEnd::Rollback(ResendStart::NoEndpoint)),
         };
         let query = sqlx::query!(
             r#"SELECT resend_id, ended_at IS NULL AS "running!",
@@ -119,30 +119,32 @@ pub async fn begin(
         );
         if let Some(last) = query.fetch_optional(&mut **transaction).await? {
             if last.running {
-                return Ok(TransactionEnd::Rollback(Begun::Running(last.resend_id)));
+                return Ok(TransactionEnd::Rollback(ResendStart::Running(
+                    last.resend_id,
+                )));
             }
             if let Some(left) = interval
                 .checked_sub(age(last.age))
                 .filter(|left| !left.is_zero())
             {
-                return Ok(TransactionEnd::Rollback(Begun::TooSoon(left)));
+                return Ok(TransactionEnd::Rollback(ResendStart::TooSoon(left)));
             }
         }
         let until = wanted.until.map_or(now, |until| until.min(now));
         let matching = count_matching(transaction, partner_id, wanted, until, now).await?;
         let matching = matching.exact();
-        let wanted = Wanted {
+        let wanted = ResendSelection {
             until: Some(until),
             ..*wanted
         };
-        let asked = Asked {
+        let asked = ResendRequest {
             action: &Action::of_partner(domain::Command::WebhooksRedeliver, ""),
             part_of: None,
         };
         let begun = insert(transaction, partner_id, &wanted, matching, asked).await?;
         // The lock keeps others from beginning one, except for an operator, who takes no lock.
         let Some(begun) = begun else {
-            return Ok(TransactionEnd::Rollback(Begun::TooSoon(
+            return Ok(TransactionEnd::Rollback(ResendStart::TooSoon(
                 Duration::from_secs(1),
             )));
         };
@@ -158,13 +160,13 @@ pub async fn begin(
             ActionChange::created(filter),
         )
         .await?;
-        Ok(TransactionEnd::Commit(Begun::Begun(begun)))
+        Ok(TransactionEnd::Commit(ResendStart::Begun(begun)))
     })
 }
 
 /// Who asks for a resend.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ResendRequest<'a> {
     pub action: &'a Action<'a>,
     /// The resend of several partners that it is a part of.
     pub part_of: Option<Uuid>,
@@ -174,9 +176,9 @@ pub struct Asked<'a> {
 pub async fn insert(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     matching: Option<i64>,
-    asked: Asked<'_>,
+    asked: ResendRequest<'_>,
 ) -> Result<Option<PartnerResend>> {
     let via: &'static str = asked.action.actor.via.into();
     let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
@@ -302,7 +304,7 @@ pub async fn cancel(
 
 /// What one step of a resend has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct ResendStep {
     /// The number of webhooks that became due.
     pub resent: u64,
     /// Whether the next step can do something at once. Otherwise enough of the partner's webhooks
@@ -318,7 +320,7 @@ pub struct Step {
 /// the partner are.
 /// When the walk has come to its end, the resend ends as soon as none of what was due then
 /// waits for its attempt any more.
-pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<Step> {
+pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<ResendStep> {
     transaction!(connection, "resends::step", |transaction| {
         // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
         // alone would let the planner read all running resends instead of this one.
@@ -333,42 +335,42 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
                               AND coalesce(ended_at, 'infinity') = 'infinity') AS "runs!""#,
                 id,
             );
-            return Ok(TransactionEnd::Rollback(Step {
+            return Ok(TransactionEnd::Rollback(ResendStep {
                 gone: !query.fetch_one(&mut **transaction).await?,
-                ..Step::default()
+                ..ResendStep::default()
             }));
         };
         let after = row.after_at.zip(row.after_id);
-        let after = after.map(|(at, id)| Position { at, id });
+        let after = after.map(|(at, id)| WalkPosition { at, id });
         let phase = Stored::<Phase>::from(row.phase);
         let wanted = MaybeStored::<DeliveryState>::from(row.state);
         // What only a newer version knows is for a notifier of that version.
         let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
-            return Ok(TransactionEnd::Rollback(Step::default()));
+            return Ok(TransactionEnd::Rollback(ResendStep::default()));
         };
         let Some(state) = phase.state() else {
             let ended = end_if_sent(transaction, id, row.partner_id, after).await?;
-            return Ok(TransactionEnd::Commit(Step {
+            return Ok(TransactionEnd::Commit(ResendStep {
                 ended,
-                ..Step::default()
+                ..ResendStep::default()
             }));
         };
         let due = due_soon(transaction, row.partner_id, most_due).await?;
         let room = u64::from(most_due).saturating_sub(due);
         if room == 0 {
-            return Ok(TransactionEnd::Rollback(Step::default()));
+            return Ok(TransactionEnd::Rollback(ResendStep::default()));
         }
-        let filter = Filter {
+        let filter = DeliveryFilter {
             partner_id: Some(row.partner_id.into()),
             state: Some(state),
             since: Some(row.since),
             until: Some(row.until),
-            ..Filter::default()
+            ..DeliveryFilter::default()
         };
         let mut walk = Walk {
             partner_id: row.partner_id.into(),
-            source: Source::of(filter.state),
-            order: Order::OldestFirst,
+            source: WalkSource::of(filter.state),
+            order: WalkOrder::OldestFirst,
             matching: Matching {
                 state: filter.state,
                 since: filter.since,
@@ -395,10 +397,10 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
             resent.resent,
         );
         statement.execute(&mut **transaction).await?;
-        Ok(TransactionEnd::Commit(Step {
+        Ok(TransactionEnd::Commit(ResendStep {
             resent: count(resent.resent),
             more: true,
-            ..Step::default()
+            ..ResendStep::default()
         }))
     })
 }
@@ -429,7 +431,7 @@ async fn end_if_sent(
     connection: &mut PgConnection,
     id: Uuid,
     partner: Uuid,
-    walked: Option<Position>,
+    walked: Option<WalkPosition>,
 ) -> Result<bool> {
     let statement = sqlx::query!(
         "UPDATE resends SET ended_at = now()

@@ -2,11 +2,11 @@
 //! find them.
 //!
 //! The state of a delivery has no index, because each delivery would have to write to it. But every
-//! state has a table or an index in which its deliveries stand together ([`Source`]). So a walk
+//! state has a table or an index in which its deliveries stand together ([`WalkSource`]). So a walk
 //! reads about as many rows as it finds, however many deliveries the partner has had. It changes
 //! nothing, and reads no rows of other partners.
 //!
-//! A walk goes on from a [`Position`], which is a time and an id. The row at the position may be
+//! A walk goes on from a [`WalkPosition`], which is a time and an id. The row at the position may be
 //! gone by then. Deliveries that change meanwhile may be missed or be found twice, because the
 //! pages are separate statements.
 
@@ -17,7 +17,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 /// How long before the range of a filter the creation of a delivery may be. A filter selects by the
-/// time of the last attempt, but [`Source::All`] is read by the time of creation. Retries end after
+/// time of the last attempt, but [`WalkSource::All`] is read by the time of creation. Retries end after
 /// about 28 hours, so a week covers all deliveries except those that were sent again much later.
 const REACH: Duration = Duration::days(7);
 /// The maximum number of rows of one page.
@@ -25,7 +25,7 @@ const LOOK: usize = 1_000;
 
 /// Where the deliveries of a walk stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum WalkSource {
     /// All deliveries of the partner, in the order of their creation.
     All,
     /// Those that wait for an attempt, in the order of their next attempts. They have due work, or
@@ -37,7 +37,7 @@ pub enum Source {
     NoEndpoint,
 }
 
-impl Source {
+impl WalkSource {
     /// The source of the deliveries in a state; `None` stands for any state.
     pub fn of(state: Option<DeliveryState>) -> Self {
         match state {
@@ -50,14 +50,14 @@ impl Source {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum WalkOrder {
     NewestFirst,
     OldestFirst,
 }
 
-/// The place of a delivery in its [`Source`].
+/// The place of a delivery in its [`WalkSource`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct WalkPosition {
     pub at: OffsetDateTime,
     pub id: Uuid,
 }
@@ -105,8 +105,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn position(&self) -> Position {
-        Position {
+    pub fn position(&self) -> WalkPosition {
+        WalkPosition {
             at: self.at,
             id: self.id,
         }
@@ -138,17 +138,17 @@ impl Matching {
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     pub partner_id: PartnerId,
-    pub source: Source,
-    /// [`Source::Pending`] is always walked in the order of the next attempts.
-    pub order: Order,
+    pub source: WalkSource,
+    /// [`WalkSource::Pending`] is always walked in the order of the next attempts.
+    pub order: WalkOrder,
     pub matching: Matching,
     /// The position after which the next page begins.
-    pub after: Option<Position>,
+    pub after: Option<WalkPosition>,
 }
 
 /// What a walk has found.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct WalkResult {
     /// The matching deliveries, in the order of the walk.
     pub ids: Vec<Uuid>,
     /// Whether the end of the source was reached.
@@ -163,10 +163,10 @@ impl Walk {
         connection: &mut PgConnection,
         limit: usize,
         most: usize,
-    ) -> Result<Found> {
+    ) -> Result<WalkResult> {
         // A filter may leave out most rows, so each further look reads more of them.
         let mut at_once = limit.saturating_add(1).min(LOOK).min(most);
-        let mut found = Found::default();
+        let mut found = WalkResult::default();
         let mut looked_at = 0;
         while found.ids.len() < limit && looked_at < most {
             let page = self.page(connection, at_once).await?;
@@ -195,10 +195,10 @@ impl Walk {
     pub async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<Seen>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         match self.source {
-            Source::All => self.all(connection, limit).await,
-            Source::Pending => self.pending(connection, limit).await,
-            Source::Exhausted => self.held(connection, DeliveryState::Exhausted, limit).await,
-            Source::NoEndpoint => {
+            WalkSource::All => self.all(connection, limit).await,
+            WalkSource::Pending => self.pending(connection, limit).await,
+            WalkSource::Exhausted => self.held(connection, DeliveryState::Exhausted, limit).await,
+            WalkSource::NoEndpoint => {
                 self.held(connection, DeliveryState::NoEndpoint, limit)
                     .await
             }
@@ -215,7 +215,7 @@ impl Walk {
         let until = self.matching.until;
         let after = self.after.map(|after| after.at);
         Ok(match self.order {
-            Order::NewestFirst => {
+            WalkOrder::NewestFirst => {
                 sqlx::query_as!(
                     Seen,
                     r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
@@ -234,7 +234,7 @@ impl Walk {
                 .fetch_all(connection)
                 .await?
             }
-            Order::OldestFirst => {
+            WalkOrder::OldestFirst => {
                 sqlx::query_as!(
                     Seen,
                     r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
@@ -268,7 +268,7 @@ impl Walk {
         let since = self.matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let after = self.after.map(|after| after.at);
         Ok(match self.order {
-            Order::NewestFirst => {
+            WalkOrder::NewestFirst => {
                 sqlx::query_as!(
                     Seen,
                     r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,
@@ -290,7 +290,7 @@ impl Walk {
                 .fetch_all(connection)
                 .await?
             }
-            Order::OldestFirst => {
+            WalkOrder::OldestFirst => {
                 sqlx::query_as!(
                     Seen,
                     r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,

@@ -1,10 +1,10 @@
 //! Why an order that was refused bought nothing, for the text of its 422.
 
-use domain::{Reason, reason::Code};
+use domain::{Reason, reason::ReasonCode};
 
 /// Why a placement of a refused order bought nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PlacementRefusal {
     /// The provider rejected it.
     Rejected { status: String, message: String },
     /// The request certainly never reached the provider.
@@ -13,7 +13,7 @@ pub enum Refusal {
     NotCarriedOut,
 }
 
-impl Refusal {
+impl PlacementRefusal {
     /// Of a placement, whose columns these are.
     pub(super) fn read(
         status: Option<String>,
@@ -24,7 +24,7 @@ impl Refusal {
             return Self::Rejected { status, message };
         }
         match reason.map(|reason| Reason::read(reason).code) {
-            Some(Code::ProviderBusy | Code::AccessDenied) => Self::NotCarriedOut,
+            Some(ReasonCode::ProviderBusy | ReasonCode::AccessDenied) => Self::NotCarriedOut,
             _ => Self::NotSent,
         }
     }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use domain::{HistoryKind, PlacementId, Reason, Why};
+use domain::{HistoryKind, PlacementId, Reason, StoredReason};
 use pg::{Result, TransactionEnd, transaction, uuids};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -80,15 +80,15 @@ pub async fn note(
 
 /// What a provider has said about a purchase since it is on hold.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ProviderAnswer {
     pub at: OffsetDateTime,
     /// Whether it says that it has no such purchase. Otherwise it gave no usable response.
     pub is_missing: bool,
     /// Why there was no response, or what the absence is worth.
-    pub reason: Why,
+    pub reason: StoredReason,
 }
 
-impl Answer {
+impl ProviderAnswer {
     /// Whether the purchase was certainly not made.
     pub fn proves_absence(&self) -> bool {
         self.is_missing && self.reason.0.is_none()
@@ -99,7 +99,7 @@ impl Answer {
 pub async fn answers(
     connection: &mut PgConnection,
     placements: &[Uuid],
-) -> Result<HashMap<Uuid, Answer>> {
+) -> Result<HashMap<Uuid, ProviderAnswer>> {
     let query = sqlx::query!(
         r#"SELECT DISTINCT ON (h.placement_id) h.placement_id AS "placement_id!", h.kind, h.at, h.reason
            FROM placements p
@@ -111,7 +111,7 @@ pub async fn answers(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let answers = rows.map(|row| {
-        let answer = Answer {
+        let answer = ProviderAnswer {
             at: row.at,
             is_missing: row.kind == HistoryKind::NotFound.as_str(),
             reason: row.reason.into(),

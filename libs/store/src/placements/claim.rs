@@ -14,18 +14,20 @@ use std::{
 
 use domain::{
     OptionId, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId,
-    reason::Code, standing::UnitState,
+    reason::ReasonCode, standing::UnitState,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned, uuids};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Activity, FirstClaim, Outcome, Settlement, Statements, first::report_to, settle};
+use super::{
+    Activity, AttemptOutcome, FirstClaim, PlacementSettlement, Statements, first::report_to, settle,
+};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum PlacementClaim {
     /// Placements that a job names. They are claimed if they are still `accepted`. Usually they
     /// have no due work, so there is no lease to take. A job that arrives late, after the sweep,
     /// may name a placement that has due work; the next claim of that work finds that it no longer
@@ -39,7 +41,7 @@ pub enum Claim {
     Probe,
 }
 
-impl Claim {
+impl PlacementClaim {
     /// Whether it claims while the breaker of the provider is open.
     fn ignores_the_breaker(self) -> bool {
         self == Self::Probe
@@ -50,7 +52,7 @@ impl Claim {
 /// alone until the lease ends. A fresh one has no lease; if nothing is recorded by the end of its
 /// first lease, the sweep makes it due.
 #[derive(Clone, Debug)]
-pub struct Claimed {
+pub struct ClaimedPlacement {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
@@ -62,9 +64,9 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
     /// holder may send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// How it was claimed. The settlement of one that was claimed [fresh](Claim::Fresh) need not
+    /// How it was claimed. The settlement of one that was claimed [fresh](PlacementClaim::Fresh) need not
     /// delete due work. If there is some after all, the claim that finds it deletes it.
-    pub claim: Claim,
+    pub claim: PlacementClaim,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
     /// The time since that attempt was recorded.
@@ -132,9 +134,9 @@ struct Row {
 }
 
 /// Claims placements of a provider, and returns those that this process must work on now. While the
-/// breaker of the provider is open, it returns nothing, except for [`Claim::Probe`].
+/// breaker of the provider is open, it returns nothing, except for [`PlacementClaim::Probe`].
 ///
-/// Placements that are `accepted` move by [`domain::placement::Event::Claim`], which records the
+/// Placements that are `accepted` move by [`domain::placement::PlacementEvent::Claim`], which records the
 /// attempt before anything is sent. Others are claimed only for a look-up or a collect, and only as
 /// due work.
 ///
@@ -145,13 +147,15 @@ pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[PlacementId],
-    claim: Claim,
+    claim: PlacementClaim,
     lease: Duration,
-) -> Result<Vec<Claimed>> {
+) -> Result<Vec<ClaimedPlacement>> {
     let ids = uuids(placements);
     match claim {
-        Claim::Fresh => claim_fresh(connection, provider, &ids).await,
-        Claim::Due(_) | Claim::Probe => claim_due(connection, provider, &ids, claim, lease).await,
+        PlacementClaim::Fresh => claim_fresh(connection, provider, &ids).await,
+        PlacementClaim::Due(_) | PlacementClaim::Probe => {
+            claim_due(connection, provider, &ids, claim, lease).await
+        }
     }
 }
 
@@ -161,8 +165,8 @@ async fn claim_fresh(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
-) -> Result<Vec<Claimed>> {
-    let claim = Claim::Fresh;
+) -> Result<Vec<ClaimedPlacement>> {
+    let claim = PlacementClaim::Fresh;
     let begun = retry_conflicts!(begin_attempts(
         &mut *connection,
         provider,
@@ -186,16 +190,16 @@ async fn claim_due(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
-    claim: Claim,
+    claim: PlacementClaim,
     lease: Duration,
-) -> Result<Vec<Claimed>> {
+) -> Result<Vec<ClaimedPlacement>> {
     let leased = take_leases(connection, provider, placements, claim, lease).await?;
     if leased.is_empty() {
         return Ok(Vec::new());
     }
     // A look-up buys nothing, even if its placement has become `accepted` since its lease was taken.
     let begun = match claim {
-        Claim::Due(Activity::LookUps) => Vec::new(),
+        PlacementClaim::Due(Activity::LookUps) => Vec::new(),
         _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim))?,
     };
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
@@ -215,7 +219,10 @@ async fn claim_due(
 
 /// Divides the placements whose attempts were recorded: those whose rows say all that the purchase
 /// needs, and those of which it has to be read.
-fn split_by_first_claim(begun: Vec<Begun>, claim: Claim) -> (Vec<Claimed>, Vec<Unread>) {
+fn split_by_first_claim(
+    begun: Vec<Begun>,
+    claim: PlacementClaim,
+) -> (Vec<ClaimedPlacement>, Vec<Unread>) {
     let mut claimed = Vec::with_capacity(begun.len());
     let mut unread = Vec::new();
     for row in begun {
@@ -236,8 +243,8 @@ async fn read_or_park(
     connection: &mut PgConnection,
     provider: &str,
     unread: &[Unread],
-    claim: Claim,
-) -> Vec<Claimed> {
+    claim: PlacementClaim,
+) -> Vec<ClaimedPlacement> {
     if unread.is_empty() {
         return Vec::new();
     }
@@ -280,12 +287,12 @@ async fn take_leases(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
-    claim: Claim,
+    claim: PlacementClaim,
     lease: Duration,
 ) -> Result<Vec<Uuid>> {
     let kinds = match claim {
-        Claim::Due(activity) => activity.kinds(),
-        Claim::Fresh | Claim::Probe => &[],
+        PlacementClaim::Due(activity) => activity.kinds(),
+        PlacementClaim::Fresh | PlacementClaim::Probe => &[],
     };
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
     let query = sqlx::query_scalar!(
@@ -324,7 +331,7 @@ async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
-    claim: Claim,
+    claim: PlacementClaim,
 ) -> Result<Vec<Begun>> {
     let rows = sqlx::query_as!(
         Begun,
@@ -363,7 +370,7 @@ struct Begun {
 }
 
 impl Begun {
-    fn claimed(self, first: FirstClaim, claim: Claim) -> Claimed {
+    fn claimed(self, first: FirstClaim, claim: PlacementClaim) -> ClaimedPlacement {
         let age = age(self.age);
         let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
             topup_id,
@@ -372,7 +379,7 @@ impl Begun {
             provider_unit_id: None,
             pending: true,
         };
-        Claimed {
+        ClaimedPlacement {
             placement_id: self.placement_id.into(),
             order_id: self.order_id.into(),
             partner_id: self.partner_id.into(),
@@ -466,11 +473,11 @@ impl Unreadable {
     async fn park(self, connection: &mut PgConnection) -> Result<()> {
         let error = self.error;
         tracing::error!(placement.id = %self.placement_id, %error, "parked: its row cannot be read");
-        let parked = Settlement {
+        let parked = PlacementSettlement {
             placement_id: self.placement_id,
             attempt: self.attempt,
-            outcome: Outcome::Disputed {
-                reason: Reason::with(Code::RowUnreadable, error.to_string()),
+            outcome: AttemptOutcome::Disputed {
+                reason: Reason::with(ReasonCode::RowUnreadable, error.to_string()),
             },
             statements: Statements::General,
         };
@@ -480,11 +487,11 @@ impl Unreadable {
 }
 
 /// Groups the rows of topups into placements, in the order of their first rows.
-fn group(mut rows: Vec<Row>, claim: Claim) -> Vec<Result<Claimed, Unreadable>> {
+fn group(mut rows: Vec<Row>, claim: PlacementClaim) -> Vec<Result<ClaimedPlacement, Unreadable>> {
     // The units of a placement must be in the order of the response that the partner got.
     rows.sort_by_key(|row| row.position);
     let mut indices: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
-    let mut claimed: Vec<Result<Claimed, Unreadable>> = Vec::with_capacity(rows.len());
+    let mut claimed: Vec<Result<ClaimedPlacement, Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
         let index = *indices.entry(row.placement_id).or_insert_with(|| {
             claimed.push(placement(&row, claim).map_err(|error| Unreadable::new(&row, error)));
@@ -500,8 +507,8 @@ fn group(mut rows: Vec<Row>, claim: Claim) -> Vec<Result<Claimed, Unreadable>> {
     claimed
 }
 
-fn placement(row: &Row, claim: Claim) -> Result<Claimed> {
-    Ok(Claimed {
+fn placement(row: &Row, claim: PlacementClaim) -> Result<ClaimedPlacement> {
+    Ok(ClaimedPlacement {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
         partner_id: row.partner_id.into(),
@@ -550,7 +557,7 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
 ///   leases, as a look-up.
 async fn put_off(
     connection: &mut PgConnection,
-    claimed: &mut Vec<Claimed>,
+    claimed: &mut Vec<ClaimedPlacement>,
     lease: Duration,
 ) -> Result<()> {
     let mut in_flight = Vec::new();

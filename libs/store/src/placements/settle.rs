@@ -12,7 +12,7 @@
 //! purchases are in this file, and the one for outcomes that bought nothing is in the module
 //! `moves`.
 //!
-//! A new outcome that buys nothing needs a variant of [`Outcome`], a kind in `moves`, and its
+//! A new outcome that buys nothing needs a variant of [`AttemptOutcome`], a kind in `moves`, and its
 //! transition both in the statement there and in [`domain::placement`]. The test `machine` compares
 //! these two in every state.
 
@@ -22,13 +22,14 @@ mod outcome;
 
 use std::collections::HashMap;
 
-use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::Code};
+use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::ReasonCode};
 use pg::{Result, Transaction, TransactionEnd, retry_conflicts, seconds, signed, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::outcome::{
-    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, Settled,
+    SettledUnit, Statements,
 };
 use self::{moves::Moves, outcome::Changes};
 use crate::history::{self, Note};
@@ -43,7 +44,7 @@ use crate::history::{self, Note};
 /// it does not see them, and the sweep finds them when their first lease ends.
 pub async fn settle(
     connection: &mut PgConnection,
-    settlements: &[Settlement],
+    settlements: &[PlacementSettlement],
 ) -> Result<Vec<Settled>> {
     let mut settled = vec![Settled::default(); settlements.len()];
     let remaining = retry_conflicts!(complete::settle(
@@ -61,7 +62,7 @@ pub async fn settle(
 /// needed.
 async fn settle_others(
     connection: &mut PgConnection,
-    settlements: &[Settlement],
+    settlements: &[PlacementSettlement],
     members: &[usize],
     settled: &mut [Settled],
 ) -> Result<()> {
@@ -99,15 +100,15 @@ async fn settle_others(
 
 /// The members of a round.
 fn members_of<'a>(
-    settlements: &'a [Settlement],
+    settlements: &'a [PlacementSettlement],
     round: &[usize],
-) -> impl Iterator<Item = &'a Settlement> {
+) -> impl Iterator<Item = &'a PlacementSettlement> {
     round.iter().map(|index| &settlements[*index])
 }
 
 /// Takes the effects of a round over into the result. A repetition of the round writes them again.
 fn take_over(
-    settlements: &[Settlement],
+    settlements: &[PlacementSettlement],
     round: &[usize],
     mut changes: Changes,
     settled: &mut [Settled],
@@ -130,15 +131,15 @@ fn take_over(
 /// transaction, because each statement leaves every row in a state that the machine allows, writes
 /// what the history has to tell of it itself, and says the same again when it is repeated. If the process
 /// dies in between, readiness events are missing, and the sweep finds their deliveries.
-fn needs_no_transaction(settlement: &Settlement) -> bool {
-    let has_not_failed = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
-    matches!(&settlement.outcome, Outcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))
+fn needs_no_transaction(settlement: &PlacementSettlement) -> bool {
+    let has_not_failed = |unit: &SettledUnit| !matches!(unit.progress, Progress::Failed(_));
+    matches!(&settlement.outcome, AttemptOutcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))
 }
 
 /// Splits these members of a batch into rounds, each of which is recorded by one execution of the
 /// statements. A statement sees each row as it was before, so it must not name a placement twice.
 /// Two settlements of one placement therefore go into different rounds. Usually there is one round.
-fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
+fn rounds(settlements: &[PlacementSettlement], members: &[usize]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(members.len());
     for index in members {
@@ -183,10 +184,10 @@ struct Bought {
 }
 
 impl Bought {
-    fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
+    fn of<'a>(settlements: impl Iterator<Item = &'a PlacementSettlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
-            let Outcome::Bought {
+            let AttemptOutcome::Bought {
                 reference,
                 units,
                 listed: _,
@@ -216,7 +217,7 @@ impl Bought {
                     Progress::Failed(reason) => {
                         columns.failed_placements.push(placement);
                         columns.failed_topups.push(unit.topup_id.to_string());
-                        let reason = Reason::with(Code::UnitFailed, reason);
+                        let reason = Reason::with(ReasonCode::UnitFailed, reason);
                         columns.failed_reasons.push(reason.to_string());
                         None
                     }

@@ -7,13 +7,13 @@ use domain::PartnerId;
 /// at most `limit` pairs of lane and partner and, for each kind, `rows_per_queue` rows of each of
 /// them. Of these rows it returns at most `limit`.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct WorkLook {
     /// The maximum number of rows to return, and of pairs of lane and partner to look at.
     pub limit: usize,
     /// The maximum number of rows of one queue, which is one partner in one lane.
     pub rows_per_queue: usize,
     /// The lane and partner after which the look begins; `None` begins with the first. See
-    /// [`Found::after`].
+    /// [`LookResult::after`].
     pub after: Option<(String, PartnerId)>,
     /// Lanes whose rows are left out, for example because the provisioner holds them back after
     /// failures.
@@ -30,7 +30,7 @@ pub struct DueWork<Id> {
 
 /// The result of a look.
 #[derive(Clone, Debug)]
-pub struct Found<Row> {
+pub struct LookResult<Row> {
     /// The due rows: the first one of each lane and partner, then the second one of each, and so
     /// on, so that no backlog hides another one.
     pub due: Vec<Row>,
@@ -39,7 +39,7 @@ pub struct Found<Row> {
     pub after: Option<(String, PartnerId)>,
 }
 
-impl<Row> Found<Row> {
+impl<Row> LookResult<Row> {
     /// What a look finds that is not made, because nothing could be claimed now.
     pub fn nothing() -> Self {
         Self {
@@ -48,8 +48,8 @@ impl<Row> Found<Row> {
         }
     }
 
-    pub fn map<To>(self, to: impl FnMut(Row) -> To) -> Found<To> {
-        Found {
+    pub fn map<To>(self, to: impl FnMut(Row) -> To) -> LookResult<To> {
+        LookResult {
             due: self.due.into_iter().map(to).collect(),
             after: self.after,
         }

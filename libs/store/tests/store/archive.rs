@@ -244,7 +244,7 @@ async fn the_external_id_of_a_refused_order_stays_free() {
     let partner = PartnerId::new();
     let order = bench.stored(accepted_ago(partner, 500)).await;
     let cancelled = bench.cancel(&order).await;
-    assert_eq!(cancelled, orders::Cancelled::Done(order.order_id));
+    assert_eq!(cancelled, orders::OrderCancellation::Done(order.order_id));
     let mut archive = bench.ripe(10).await;
     bench.moved(&mut archive).await;
     assert_eq!(archive.orders, 1);

@@ -7,10 +7,10 @@ use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service;
 use domain::{EndpointKey, PartnerId};
 use sqlx::PgConnection;
-use store::deliveries::batches::{self, Claimed};
+use store::deliveries::batches::{self, ClaimedBatch};
 use store::deliveries::endpoints;
-use store::deliveries::resends::{self, Begun, Wanted};
-use store::work::Kind;
+use store::deliveries::resends::{self, ResendSelection, ResendStart};
+use store::work::WorkKind;
 use uuid::Uuid;
 
 use crate::bench::{Bench, execute, look};
@@ -24,7 +24,7 @@ async fn due(connection: &mut PgConnection) -> Vec<Uuid> {
 }
 
 /// Leases all that is due.
-async fn claim(connection: &mut PgConnection) -> Vec<Claimed> {
+async fn claim(connection: &mut PgConnection) -> Vec<ClaimedBatch> {
     let due = due(connection).await;
     batches::claim(connection, &due, LEASE).await.unwrap()
 }
@@ -42,14 +42,14 @@ impl Bench {
     }
 
     async fn begin_resend(&self, partner: PartnerId) -> Uuid {
-        let wanted = Wanted {
+        let wanted = ResendSelection {
             state: None,
             since: time::OffsetDateTime::UNIX_EPOCH,
             until: None,
         };
         let mut connection = self.connection().await;
         match resends::begin(&mut connection, partner, &wanted, Duration::ZERO).await {
-            Ok(Begun::Begun(begun)) => begun.resend_id,
+            Ok(ResendStart::Begun(begun)) => begun.resend_id,
             other => panic!("{other:?}"),
         }
     }
@@ -66,7 +66,7 @@ async fn a_moved_endpoint_is_work_until_its_deliveries_are_due() {
     let key = EndpointKey::first(partner);
     assert_eq!(
         (claimed[0].id, claimed[0].kind, claimed[0].partner_id),
-        (key.id.uuid(), Kind::Moved, partner)
+        (key.id.uuid(), WorkKind::Moved, partner)
     );
     assert!(claim(&mut notifier).await.is_empty(), "it is leased");
     let moved = endpoints::move_waiting(&mut notifier, key, 10).await;
@@ -148,7 +148,7 @@ async fn the_notices_are_one_row_for_all_partners_and_processes() {
     }
     let claimed = claim(&mut notifier).await;
     assert_eq!(claimed.len(), 1);
-    assert_eq!(claimed[0].kind, Kind::Notices);
+    assert_eq!(claimed[0].kind, WorkKind::Notices);
     batches::again(&mut notifier, &claimed[0], LEASE)
         .await
         .unwrap();

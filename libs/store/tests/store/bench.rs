@@ -6,8 +6,8 @@ use std::{sync::LazyLock, time::Duration};
 use accounts::partners::{self, NewPartner};
 use accounts::profile::SealedProfile;
 use desk::operator::endpoints::set_url;
-use domain::event::Kind;
-use domain::reason::{Code, Reason};
+use domain::event::EventKind;
+use domain::reason::{Reason, ReasonCode};
 use domain::{
     DeliveryId, EndpointKey, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId,
     TopupId, TopupIds,
@@ -21,13 +21,13 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::Unflushed;
-use store::deliveries::{self, Content, Delivery, Esim};
+use store::deliveries::{self, ClaimedDelivery, DeliveryContent, EsimContent};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
-    self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
-    Settlement, Statements, Unit,
+    self, Activity, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim,
+    PlacementSettlement, Progress, ReadyProfile, Settled, SettledUnit, Statements,
 };
-use store::work::{self, Look};
+use store::work::{self, WorkLook};
 use testkit::database::Database;
 use uuid::Uuid;
 use vault::Vault;
@@ -159,16 +159,17 @@ impl Bench {
     }
 
     /// Claims placements that messages name.
-    pub async fn claim(&self, placements: &[PlacementId]) -> Vec<Claimed> {
-        self.claim_as(PROVIDER, placements, Claim::Fresh).await
+    pub async fn claim(&self, placements: &[PlacementId]) -> Vec<ClaimedPlacement> {
+        self.claim_as(PROVIDER, placements, PlacementClaim::Fresh)
+            .await
     }
 
     pub async fn claim_as(
         &self,
         provider: &str,
         named: &[PlacementId],
-        which: Claim,
-    ) -> Vec<Claimed> {
+        which: PlacementClaim,
+    ) -> Vec<ClaimedPlacement> {
         placements::claim(&mut *self.connection().await, provider, named, which, LEASE)
             .await
             .unwrap()
@@ -176,10 +177,10 @@ impl Bench {
 
     /// The placements of a provider that are due, purchases first; nothing is leased.
     pub async fn find_due(&self, provider: &str, limit: usize) -> Vec<PlacementId> {
-        let look = Look {
+        let look = WorkLook {
             limit,
             rows_per_queue: limit,
-            ..Look::default()
+            ..WorkLook::default()
         };
         let mut due = Vec::new();
         for activity in [Activity::Purchases, Activity::LookUps] {
@@ -191,9 +192,12 @@ impl Bench {
     }
 
     /// Claims what is due, as the two workers of a provisioner do.
-    pub async fn claim_due(&self, provider: &str, limit: usize) -> Vec<Claimed> {
+    pub async fn claim_due(&self, provider: &str, limit: usize) -> Vec<ClaimedPlacement> {
         let due = self.find_due(provider, limit).await;
-        let of = async |activity| self.claim_as(provider, &due, Claim::Due(activity)).await;
+        let of = async |activity| {
+            self.claim_as(provider, &due, PlacementClaim::Due(activity))
+                .await
+        };
         [of(Activity::Purchases).await, of(Activity::LookUps).await].concat()
     }
 
@@ -229,21 +233,21 @@ impl Bench {
     }
 
     /// Claims what is due, as a notifier does.
-    pub async fn claim_due_deliveries(&self, look: &Look) -> Vec<Delivery> {
+    pub async fn claim_due_deliveries(&self, look: &WorkLook) -> Vec<ClaimedDelivery> {
         let mut connection = self.connection().await;
         let found = work::due_deliveries(&mut connection, look).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
         deliveries::claim(
             &mut connection,
             &due,
-            deliveries::Claim::Due { lease: LEASE },
+            deliveries::DeliveryClaim::Due { lease: LEASE },
         )
         .await
         .unwrap()
         .deliveries
     }
 
-    pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
+    pub async fn settle(&self, settlements: &[PlacementSettlement]) -> Vec<Settled> {
         placements::settle(&mut *self.connection().await, settlements)
             .await
             .unwrap()
@@ -297,7 +301,7 @@ impl Bench {
         Some(self.move_waiting(EndpointKey::first(partner)).await)
     }
 
-    pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
+    pub async fn set_events(&self, partner: PartnerId, kinds: &[EventKind]) {
         assert!(
             committed(
                 &mut *self.connection().await,
@@ -463,8 +467,12 @@ pub fn topups(order: &NewOrder) -> Vec<TopupId> {
         .collect()
 }
 
-pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement {
+pub fn settlement(
+    placement_id: PlacementId,
+    attempt: u32,
+    outcome: AttemptOutcome,
+) -> PlacementSettlement {
+    PlacementSettlement {
         placement_id,
         attempt,
         outcome,
@@ -474,7 +482,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
 
 /// The settlement of a placement that was claimed fresh, so that the lean statement records it if
 /// it can.
-pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
+pub fn fresh(order: &NewOrder, mut settlement: PlacementSettlement) -> PlacementSettlement {
     let units = order.placements.iter().flat_map(|part| &part.topups);
     let options = units.map(|unit| (unit.topup_id.clone(), unit.option_id));
     settlement.statements = Statements::Lean(KnownColumns {
@@ -494,13 +502,13 @@ pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
 pub fn bought(
     placement_id: PlacementId,
     attempt: u32,
-    units: Vec<Unit>,
+    units: Vec<SettledUnit>,
     announced: bool,
-) -> Settlement {
+) -> PlacementSettlement {
     settlement(
         placement_id,
         attempt,
-        Outcome::Bought {
+        AttemptOutcome::Bought {
             reference: None,
             listed: units.len(),
             units,
@@ -512,8 +520,8 @@ pub fn bought(
 }
 
 /// A purchase without profiles so far.
-pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Bought {
+pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
+    let outcome = AttemptOutcome::Bought {
         reference: None,
         units: Vec::new(),
         listed: 0,
@@ -524,26 +532,26 @@ pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     settlement(placement_id, attempt, outcome)
 }
 
-pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::NotBought {
+pub fn not_bought(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
+    let outcome = AttemptOutcome::NotBought {
         retry_in: Duration::from_mins(1),
-        reason: Reason::with(Code::NotSent, "no connection"),
+        reason: Reason::with(ReasonCode::NotSent, "no connection"),
     };
     settlement(placement_id, attempt, outcome)
 }
 
-pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Rejected {
+pub fn rejected(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
+    let outcome = AttemptOutcome::Rejected {
         status: "9001".into(),
         message: "it refused".into(),
     };
     settlement(placement_id, attempt, outcome)
 }
 
-pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Unknown {
+pub fn unknown(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
+    let outcome = AttemptOutcome::Unknown {
         look_in: Duration::from_mins(1),
-        reason: Reason::with(Code::OutcomeUnknown, "no answer"),
+        reason: Reason::with(ReasonCode::OutcomeUnknown, "no answer"),
     };
     settlement(placement_id, attempt, outcome)
 }
@@ -552,47 +560,47 @@ pub fn not_found(
     placement_id: PlacementId,
     attempt: u32,
     after_settling_delay: bool,
-) -> Settlement {
+) -> PlacementSettlement {
     settlement(
         placement_id,
         attempt,
-        Outcome::NotFound {
+        AttemptOutcome::NotFound {
             after_settling_delay,
             look_in: Duration::from_mins(1),
         },
     )
 }
 
-pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
+pub fn parked(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
     settlement(
         placement_id,
         attempt,
-        Outcome::Parked {
-            reason: Reason::with(Code::OutcomeUnknown, "no answer"),
+        AttemptOutcome::Parked {
+            reason: Reason::with(ReasonCode::OutcomeUnknown, "no answer"),
         },
     )
 }
 
-pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
+pub fn disputed(placement_id: PlacementId, attempt: u32) -> PlacementSettlement {
     settlement(
         placement_id,
         attempt,
-        Outcome::Disputed {
-            reason: Reason::with(Code::SoldTwice, "the ICCID"),
+        AttemptOutcome::Disputed {
+            reason: Reason::with(ReasonCode::SoldTwice, "the ICCID"),
         },
     )
 }
 
 /// A unit of a topup that is named after it.
-pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
-    Unit {
+pub fn unit(topup_id: &TopupId, progress: Progress) -> SettledUnit {
+    SettledUnit {
         topup_id: topup_id.clone(),
         provider_unit_id: format!("unit-{topup_id}"),
         progress,
     }
 }
 
-pub fn ready(topup_id: &TopupId) -> Unit {
+pub fn ready(topup_id: &TopupId) -> SettledUnit {
     let progress = Progress::Ready(ReadyProfile {
         iccid: iccid(topup_id),
         profile: sealed(topup_id),
@@ -620,10 +628,10 @@ pub fn ids(topups: &[TopupId]) -> Vec<DeliveryId> {
 }
 
 /// The content of a topup's delivery.
-pub fn esim(delivery: &Delivery) -> &Esim {
+pub fn esim(delivery: &ClaimedDelivery) -> &EsimContent {
     match &delivery.content {
-        Content::Esim(esim) => esim,
-        Content::Event(event) => panic!("an event: {event:?}"),
+        DeliveryContent::Esim(esim) => esim,
+        DeliveryContent::Event(event) => panic!("an event: {event:?}"),
     }
 }
 
@@ -633,10 +641,10 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 }
 
 /// A look for at most `limit` deliveries.
-pub fn look(limit: usize, per_partner: usize) -> Look {
-    Look {
+pub fn look(limit: usize, per_partner: usize) -> WorkLook {
+    WorkLook {
         limit,
         rows_per_queue: per_partner,
-        ..Look::default()
+        ..WorkLook::default()
     }
 }

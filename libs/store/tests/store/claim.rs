@@ -6,8 +6,10 @@ use std::{collections::HashSet, time::Duration};
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::orders::NewOrder;
-use store::placements::{self, Activity, Claim, Claimed, ClaimedTopup, Deferred, Progress};
-use store::work::Look;
+use store::placements::{
+    self, Activity, ClaimedPlacement, ClaimedTopup, Deferred, PlacementClaim, Progress,
+};
+use store::work::WorkLook;
 use testkit::wait;
 
 use crate::bench::{
@@ -35,7 +37,7 @@ impl Bench {
     }
 }
 
-fn ids(claimed: &[Claimed]) -> HashSet<PlacementId> {
+fn ids(claimed: &[ClaimedPlacement]) -> HashSet<PlacementId> {
     claimed.iter().map(|one| one.placement_id).collect()
 }
 
@@ -70,13 +72,13 @@ async fn no_placement_is_taken_up_twice() {
         let mut mine = Vec::new();
         let mut after = None;
         let mut connection = bench.connection().await;
-        let due = Claim::Due(Activity::Purchases);
+        let due = PlacementClaim::Due(Activity::Purchases);
         loop {
-            let look = Look {
+            let look = WorkLook {
                 limit: 7,
                 rows_per_queue: 7,
                 after: after.take(),
-                ..Look::default()
+                ..WorkLook::default()
             };
             let found = placements::due(&mut connection, PROVIDER, Activity::Purchases, &look)
                 .await
@@ -170,9 +172,9 @@ async fn who_waited_to_look_up_buys_nothing() {
 
     bench.settle(&[not_bought(named[0], 1)]).await;
     bench.due_in(&named, 0.0).await;
-    let look_up = bench.claim_as(PROVIDER, &waiting, Claim::Due(Activity::LookUps));
+    let look_up = bench.claim_as(PROVIDER, &waiting, PlacementClaim::Due(Activity::LookUps));
     assert_eq!(ids(&look_up.await), HashSet::new());
-    let purchase = bench.claim_as(PROVIDER, &named, Claim::Due(Activity::Purchases));
+    let purchase = bench.claim_as(PROVIDER, &named, PlacementClaim::Due(Activity::Purchases));
     let purchase = purchase.await;
     assert_eq!(purchase.len(), 1, "the look-up has taken no lease");
     assert_eq!(
@@ -221,7 +223,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        let due = Claim::Due(Activity::LookUps);
+        let due = PlacementClaim::Due(Activity::LookUps);
         let lease = Duration::from_millis(1);
         let again = placements::claim(&mut connection, PROVIDER, &found, due, lease).await;
         let again = again.unwrap();
@@ -238,7 +240,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
         )
         .await;
     for claimed in [1, 0] {
-        let claim = bench.claim_as(PROVIDER, &named, Claim::Due(Activity::LookUps));
+        let claim = bench.claim_as(PROVIDER, &named, PlacementClaim::Due(Activity::LookUps));
         assert_eq!(claim.await.len(), claimed, "the claim takes the lease");
     }
 }
@@ -314,7 +316,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     assert_eq!(fresh.traceparent, new.traceparent);
     assert_eq!(
         (fresh.placed_age, fresh.report_to, fresh.claim),
-        (None, new.answering, Claim::Fresh)
+        (None, new.answering, PlacementClaim::Fresh)
     );
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
     let options: Vec<_> = fresh
@@ -356,7 +358,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     }
     assert_eq!(
         (later.report_to, later.claim),
-        (None, Claim::Due(Activity::LookUps)),
+        (None, PlacementClaim::Due(Activity::LookUps)),
         "the order is certainly answered"
     );
     let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());
@@ -385,7 +387,7 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     let mut holder = bench.pool.begin().await.unwrap();
     execute(&mut holder, "LOCK TABLE esims IN ACCESS EXCLUSIVE MODE").await;
     let due = [named];
-    let claim = bench.claim_as(PROVIDER, &due, Claim::Due(Activity::LookUps));
+    let claim = bench.claim_as(PROVIDER, &due, PlacementClaim::Due(Activity::LookUps));
     let resolving = async {
         let is_leased = "SELECT at > now() FROM work WHERE id::text = $1";
         wait::soon("the lease", async || {

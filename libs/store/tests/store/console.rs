@@ -14,8 +14,8 @@ use domain::Command;
 use pg::actions::{self, Action, Actor};
 use secrecy::SecretString;
 use sqlx::Connection;
-use store::figures::{self, Count, Figure, Figures, Measure, Span};
-use store::placements::Outcome;
+use store::figures::{self, Count, Figure, FigureSpan, Figures, Measure};
+use store::placements::AttemptOutcome;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -324,7 +324,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     let stored = bench.stored(new).await;
     let topup = topups(&stored)[0].clone();
     bench.claim(&[placement(&stored)]).await;
-    let outcome = Outcome::Bought {
+    let outcome = AttemptOutcome::Bought {
         reference: Some("NO/4711?&#".into()),
         units: vec![ready(&topup)],
         listed: 1,
@@ -538,7 +538,7 @@ async fn figures_are_added_up_over_processes_and_writes() {
     figures::add(&mut ingress, second, &answered).await.unwrap();
 
     let mut console = bench.as_role("console").await;
-    let hours = Figures::read(&mut console, Span::Hour, 24, true)
+    let hours = Figures::read(&mut console, FigureSpan::Hour, 24, true)
         .await
         .unwrap();
     let found: Vec<_> = hours
@@ -557,7 +557,7 @@ async fn figures_are_added_up_over_processes_and_writes() {
     let sums = hours.sums();
     assert_eq!(sums[&call].histogram.iter().sum::<u64>(), 8);
     assert!(sums[&call].within(1.0).unwrap().over >= 2.5, "{sums:?}");
-    let minutes = Figures::read(&mut console, Span::Minute, 120, false)
+    let minutes = Figures::read(&mut console, FigureSpan::Minute, 120, false)
         .await
         .unwrap();
     let minutes = minutes.by_time();
@@ -571,11 +571,11 @@ async fn figures_are_added_up_over_processes_and_writes() {
         .sql("UPDATE minutely SET at = at - interval '49 hours'")
         .await;
     figures::erase_old(&mut provisioner).await.unwrap();
-    let left = Figures::read(&mut console, Span::Minute, 10_000, false)
+    let left = Figures::read(&mut console, FigureSpan::Minute, 10_000, false)
         .await
         .unwrap();
     assert!(left.by_time().is_empty(), "{left:?}");
-    let left = Figures::read(&mut console, Span::Hour, 100, false)
+    let left = Figures::read(&mut console, FigureSpan::Hour, 100, false)
         .await
         .unwrap();
     assert_eq!(left.sums()[&call].n, 8);

@@ -8,7 +8,9 @@ use desk::operator::endpoints::set_url;
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId, endpoint::BlockPolicy};
 use pg::Transaction;
 use sqlx::PgConnection;
-use store::deliveries::{self, AttemptResult, Attempted, Claim, Delivery, endpoints};
+use store::deliveries::{
+    self, AttemptResult, Attempted, ClaimedDelivery, DeliveryClaim, endpoints,
+};
 use store::work;
 use testkit::wait;
 
@@ -27,7 +29,7 @@ pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
 impl Bench {
     /// First attempts that are young enough.
     async fn first(&self, topups: &[TopupId], younger_than: Duration) -> Vec<TopupId> {
-        let claim = Claim::Fresh { younger_than };
+        let claim = DeliveryClaim::Fresh { younger_than };
         let claimed = deliveries::claim(&mut *self.connection().await, &ids(topups), claim).await;
         topups_of(&claimed.unwrap().deliveries)
     }
@@ -61,7 +63,7 @@ impl Bench {
     }
 }
 
-fn topups_of(read: &[Delivery]) -> Vec<TopupId> {
+fn topups_of(read: &[ClaimedDelivery]) -> Vec<TopupId> {
     read.iter().map(|one| esim(one).topup_id.clone()).collect()
 }
 
@@ -219,7 +221,7 @@ async fn no_delivery_is_claimed_twice_as_due() {
         found.into_iter().map(|one| one.id).collect()
     };
     let claim = async |connection: &mut PgConnection, found: &[DeliveryId]| -> Vec<DeliveryId> {
-        let claimed = deliveries::claim(connection, found, Claim::Due { lease: LEASE })
+        let claimed = deliveries::claim(connection, found, DeliveryClaim::Due { lease: LEASE })
             .await
             .unwrap();
         claimed.deliveries.into_iter().map(|one| one.id).collect()
@@ -261,7 +263,7 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 3, false).await;
     let mut connection = bench.connection().await;
-    let claim = Claim::Due { lease: LEASE };
+    let claim = DeliveryClaim::Due { lease: LEASE };
     bench
         .set(
             "UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1",
@@ -508,7 +510,7 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
         let claimed = deliveries::claim(
             &mut *bench.connection().await,
             &named,
-            Claim::Due { lease: LEASE },
+            DeliveryClaim::Due { lease: LEASE },
         )
         .await;
         claimed.unwrap().deliveries

@@ -5,10 +5,10 @@ use std::{collections::HashMap, time::Duration};
 
 use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service::{self, PauseChanged};
-use domain::{EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
-use store::deliveries::endpoints::{self, Endpoint};
-use store::deliveries::{self, AttemptResult, Attempted, Claim};
-use store::work::Look;
+use domain::{EndpointKey, PartnerId, TopupId, event::EventKind, standing::EndpointState};
+use store::deliveries::endpoints::{self, ListedEndpoint};
+use store::deliveries::{self, AttemptResult, Attempted, DeliveryClaim};
+use store::work::WorkLook;
 
 use crate::bench::{Bench, delivery_id, esim, ids, look};
 use crate::deliveries::{attempted, failure};
@@ -30,7 +30,7 @@ impl Bench {
     }
 
     /// The number of claimed deliveries per partner.
-    async fn turns(&self, look: &Look) -> HashMap<PartnerId, usize> {
+    async fn turns(&self, look: &WorkLook) -> HashMap<PartnerId, usize> {
         let mut turns = HashMap::new();
         for delivery in self.claim_due_deliveries(look).await {
             *turns.entry(delivery.partner_id).or_default() += 1;
@@ -38,7 +38,7 @@ impl Bench {
         turns
     }
 
-    async fn endpoint(&self, partner: PartnerId) -> Endpoint {
+    async fn endpoint(&self, partner: PartnerId) -> ListedEndpoint {
         endpoints::list(&mut *self.connection().await, Some(partner))
             .await
             .unwrap()
@@ -148,7 +148,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     bench.record(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.claim_due_deliveries(&all).await.is_empty());
-    let first = Claim::Fresh {
+    let first = DeliveryClaim::Fresh {
         younger_than: Duration::from_mins(1),
     };
     let first = deliveries::claim(&mut *bench.connection().await, &ids(&announced), first).await;
@@ -288,7 +288,9 @@ async fn the_first_endpoint_is_shown_as_paused_whoever_has_paused_it() {
 async fn what_a_partner_changes_is_recorded_with_before_and_after() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/hook")).await;
-    let further = bench.further(partner, "further", &[Kind::TopupReady]).await;
+    let further = bench
+        .further(partner, "further", &[EventKind::TopupReady])
+        .await;
     let (before, after) = bench.changed().await;
     assert!(before.is_null(), "{before}");
     assert_eq!(after["host"], "further.example");

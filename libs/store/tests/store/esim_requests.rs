@@ -12,12 +12,14 @@ use desk::{
 };
 use domain::{
     GiveBackState, PartnerId, TopupId,
-    give_back::{Event, GiveBack},
+    give_back::{GiveBack, GiveBackEvent},
 };
 use sqlx::PgConnection;
 use store::{
-    esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
-    work::Look,
+    esim_requests::{
+        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Reading, UsageFailure,
+    },
+    work::WorkLook,
 };
 use uuid::Uuid;
 
@@ -84,7 +86,7 @@ impl Bench {
         .await
     }
 
-    async fn claim_requests(&self) -> Vec<Claimed> {
+    async fn claim_requests(&self) -> Vec<ClaimedRequest> {
         let mut connection = self.connection().await;
         let rows = due_requests(&mut connection).await;
         esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, false)
@@ -95,10 +97,10 @@ impl Bench {
 
 /// The rows of `work` that are due.
 pub(crate) async fn due_requests(connection: &mut PgConnection) -> Vec<Uuid> {
-    let look = Look {
+    let look = WorkLook {
         limit: 100,
         rows_per_queue: 100,
-        ..Look::default()
+        ..WorkLook::default()
     };
     let found = esim_requests::due(connection, PROVIDER, &look)
         .await
@@ -162,8 +164,8 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     let kinds = "SELECT string_agg(kind, ' ') FROM work WHERE lane = $1";
     let kinds: Option<String> = bench.value(kinds, &topup).await;
     assert_eq!(kinds.as_deref(), Some("give_back"));
-    let refused = Settlement {
-        event: Some(Event::Refuse),
+    let refused = GiveBackSettlement {
+        event: Some(GiveBackEvent::Refuse),
         reason: None,
         again_in: MINUTE,
     };
@@ -184,20 +186,20 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
         .unwrap();
     assert_eq!(bench.give_back(&topup).await, GiveBack::NEW);
     let mut events = vec![
-        Event::Ask,
-        Event::Begin,
-        Event::Refuse,
-        Event::Returned,
-        Event::NotGivenBack,
+        GiveBackEvent::Ask,
+        GiveBackEvent::Begin,
+        GiveBackEvent::Refuse,
+        GiveBackEvent::Returned,
+        GiveBackEvent::NotGivenBack,
     ];
     for attempt in ATTEMPT - 1..=ATTEMPT + 1 {
         events.extend([
-            Event::Refused(attempt),
-            Event::Installed(attempt),
-            Event::NotSent(attempt),
-            Event::Park(attempt),
+            GiveBackEvent::Refused(attempt),
+            GiveBackEvent::Installed(attempt),
+            GiveBackEvent::NotSent(attempt),
+            GiveBackEvent::Park(attempt),
         ]);
-        let look = |after_settling_delay| Event::NotReturned {
+        let look = |after_settling_delay| GiveBackEvent::NotReturned {
             attempt,
             after_settling_delay,
         };
@@ -214,21 +216,21 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                 bench.put(&topup, start).await;
                 let expected = start.after(event).unwrap_or(start);
                 match event {
-                    Event::Ask => {
+                    GiveBackEvent::Ask => {
                         esims::ask_give_back(&mut connection, partner, &topup)
                             .await
                             .unwrap();
                         // The profile is erased once the unit was given back, and then nothing is
                         // asked any more.
                     }
-                    Event::Begin => {
+                    GiveBackEvent::Begin => {
                         let begun = esim_requests::begin(&mut connection, &topup, start)
                             .await
                             .unwrap();
                         let is_begun = expected.attempt > ATTEMPT;
                         assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
                     }
-                    Event::NotGivenBack => {
+                    GiveBackEvent::NotGivenBack => {
                         let resolved = give_backs::resolve(
                             &mut connection,
                             &topup,
@@ -242,9 +244,9 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         execute(&mut connection, "SELECT 1").await;
                     }
                     _ => {
-                        let settlement = Settlement {
+                        let settlement = GiveBackSettlement {
                             event: Some(event),
-                            reason: Some((Reason::Refused, Some("why".to_owned()))),
+                            reason: Some((GiveBackReason::Refused, Some("why".to_owned()))),
                             again_in: MINUTE,
                         };
                         let (now, moved) =
@@ -424,7 +426,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         let give_back = row.give_back.unwrap();
         assert_eq!(
             (give_back.state, give_back.reason),
-            (state, Some(Reason::Unreadable)),
+            (state, Some(GiveBackReason::Unreadable)),
             "{topup}"
         );
         assert!(give_back.ended_at.is_some() && give_back.message.is_some());

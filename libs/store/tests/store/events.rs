@@ -8,13 +8,13 @@ use std::time::Duration;
 use accounts::partners::{self, Overlap, Rotated, endpoints::EndpointUpdate};
 use desk::operator::deliveries::resend_one;
 use desk::self_service::{self, SentAgain};
-use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
+use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::EventKind};
 use pg::actions::{self, Mode, RecordedAction};
 use signing::SecretKey;
 use store::deliveries::endpoints;
 use store::deliveries::events::{self, Subject, Tested};
-use store::deliveries::resends::{Filter, Resent};
-use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
+use store::deliveries::resends::{DeliveryFilter, Resent};
+use store::deliveries::{self, AttemptResult, Attempted, ClaimedDelivery, DeliveryContent};
 use store::orders::NewOrder;
 
 use crate::bench::{Bench, VAULT, ids, look, order, placement, rejected, topups};
@@ -42,7 +42,7 @@ async fn no_event_about_a_topup_is_made_that_an_erasure_would_not_find() {
 
 impl Bench {
     /// A partner that asked for these events.
-    async fn listener(&self, kinds: &[Kind]) -> PartnerId {
+    async fn listener(&self, kinds: &[EventKind]) -> PartnerId {
         let partner = self.partner(Some(URL)).await;
         self.set_events(partner, kinds).await;
         partner
@@ -66,7 +66,7 @@ impl Bench {
         failed
     }
 
-    async fn all_due(&self) -> Vec<Delivery> {
+    async fn all_due(&self) -> Vec<ClaimedDelivery> {
         self.claim_due_deliveries(&look(100, 100)).await
     }
 
@@ -105,10 +105,10 @@ impl Bench {
         }
     }
 
-    async fn attempt(&self, delivery: &Delivery, result: AttemptResult) {
+    async fn attempt(&self, delivery: &ClaimedDelivery, result: AttemptResult) {
         let attempted = Attempted {
             endpoint_id: delivery.endpoint.id,
-            is_event: matches!(delivery.content, Content::Event(_)),
+            is_event: matches!(delivery.content, DeliveryContent::Event(_)),
             leased: delivery.leased,
             ..attempted(delivery.id, delivery.ended_attempts, result)
         };
@@ -117,7 +117,7 @@ impl Bench {
 
     /// What an operator's resend would do.
     async fn preview(&self, id: DeliveryId) -> Resent {
-        let filter = Filter::default();
+        let filter = DeliveryFilter::default();
         resend_one(&mut *self.connection().await, id, &filter, Mode::Preview)
             .await
             .unwrap()
@@ -154,18 +154,18 @@ impl Bench {
     }
 }
 
-fn subject(delivery: &Delivery) -> &Subject {
+fn subject(delivery: &ClaimedDelivery) -> &Subject {
     match &delivery.content {
-        Content::Event(event) => &event.subject,
-        Content::Esim(esim) => panic!("a topup: {esim:?}"),
+        DeliveryContent::Event(event) => &event.subject,
+        DeliveryContent::Esim(esim) => panic!("a topup: {esim:?}"),
     }
 }
 
 #[tokio::test]
 async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
     let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::TopupFailed]).await;
-    let silent = bench.listener(&[Kind::KeyExpiring]).await;
+    let partner = bench.listener(&[EventKind::TopupFailed]).await;
+    let silent = bench.listener(&[EventKind::KeyExpiring]).await;
     bench.failed_order(silent, Duration::ZERO, 1).await;
     let failed = bench.failed_order(partner, Duration::ZERO, 2).await;
     assert_eq!(bench.events_of(silent).await, (0, 0));
@@ -211,7 +211,7 @@ async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
 #[tokio::test]
 async fn an_order_that_is_answered_with_422_makes_no_event() {
     let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let partner = bench.listener(&[EventKind::TopupFailed]).await;
     let failed = bench.failed_order(partner, HOUR, 1).await;
     assert_eq!(bench.events_of(partner).await, (1, 1));
     assert!(
@@ -227,7 +227,7 @@ async fn an_order_that_is_answered_with_422_makes_no_event() {
 #[tokio::test]
 async fn keys_that_end_soon_make_one_event_each() {
     let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::KeyExpiring]).await;
+    let partner = bench.listener(&[EventKind::KeyExpiring]).await;
     let silent = bench.partner(Some(URL)).await;
     let rotate = async |partner: PartnerId, key: &str| {
         let overlap = Overlap {
@@ -357,7 +357,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
 #[tokio::test]
 async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let partner = bench.listener(&[EventKind::TopupFailed]).await;
     bench.failed_order(partner, Duration::ZERO, 1).await;
     let due = bench.all_due().await.remove(0);
     bench.attempt(&due, failure(Some(HOUR))).await;
@@ -397,7 +397,7 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
 #[tokio::test]
 async fn an_event_is_sent_again_unless_it_is_void() {
     let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let partner = bench.listener(&[EventKind::TopupFailed]).await;
     let failed = bench.failed_order(partner, Duration::ZERO, 1).await;
     let due = bench.all_due().await.remove(0);
     let again = async |partner: PartnerId, id: DeliveryId| {
@@ -478,7 +478,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     bench.set(refuse, "").await;
     bench.set_events(partner, &[]).await;
     assert_eq!(again(partner, due.id).await, SentAgain::Gone);
-    bench.set_events(partner, &[Kind::TopupFailed]).await;
+    bench.set_events(partner, &[EventKind::TopupFailed]).await;
     assert_eq!(again(partner, due.id).await, SentAgain::Again);
     let test = bench.tested(partner, MINUTE).await;
     assert_eq!(again(partner, test).await, SentAgain::Gone);
@@ -507,7 +507,7 @@ async fn events_are_listed_in_pages() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     let mut connection = bench.connection().await;
     let mut seen: Vec<DeliveryId> = Vec::new();
-    let mut next = events::Page {
+    let mut next = events::EventPage {
         before: None,
         limit: 2,
     };

@@ -8,10 +8,10 @@ use desk::operator::{
     health::{self, Finding, FindingKind, stages::Stage},
     placements as operated,
 };
-use domain::{Command, HistoryKind, PlacementId, Reason, reason::Code};
+use domain::{Command, HistoryKind, PlacementId, Reason, reason::ReasonCode};
 use pg::actions::{Action, Actor, Via};
 use store::{
-    placements::{Activity, Claim, asked},
+    placements::{Activity, PlacementClaim, asked},
     providers::{self, BreakerLimits},
 };
 
@@ -247,7 +247,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     let changed = bench.changed().await.1;
     assert_eq!(changed["asked"].as_array().unwrap().len(), 2, "{changed}");
     let mut claimed = bench
-        .claim_as(PROVIDER, &ids[..2], Claim::Due(Activity::LookUps))
+        .claim_as(PROVIDER, &ids[..2], PlacementClaim::Due(Activity::LookUps))
         .await;
     claimed.sort_by_key(|one| one.placement_id == ids[1]);
     assert_eq!(claimed.len(), 2);
@@ -276,7 +276,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     assert_eq!(state.as_str(), "parked");
 
     // The question has ended, and a late answer to it is not noted.
-    let late = Reason::with(Code::OutcomeUnknown, "late");
+    let late = Reason::with(ReasonCode::OutcomeUnknown, "late");
     let noted = asked::note(
         &mut provisioner,
         ids[1],
@@ -289,7 +289,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     assert!(answers[&ids[1].uuid()].proves_absence(), "{answers:?}");
     assert!(
         bench
-            .claim_as(PROVIDER, &ids[1..2], Claim::Due(Activity::LookUps))
+            .claim_as(PROVIDER, &ids[1..2], PlacementClaim::Due(Activity::LookUps))
             .await
             .is_empty()
     );

@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection};
 use store::Unflushed;
 use store::{
     orders::{self, NewOrder},
-    placements::{self, Claim, Settlement, Statements, Unit},
+    placements::{self, PlacementClaim, PlacementSettlement, SettledUnit, Statements},
     providers,
 };
 use tempfile::TempDir;
@@ -141,7 +141,8 @@ impl Told {
             }
             Self::Claim => {
                 let claimed =
-                    placements::claim(connection, PROVIDER, &ids, Claim::Fresh, LEASE).await;
+                    placements::claim(connection, PROVIDER, &ids, PlacementClaim::Fresh, LEASE)
+                        .await;
                 assert_eq!(claimed.unwrap().len(), 1);
             }
             Self::Defer => {
@@ -161,7 +162,10 @@ impl Told {
                     None,
                 );
                 let cancelled = cancelled.await.unwrap();
-                assert!(matches!(cancelled, orders::Cancelled::Undecided { .. }));
+                assert!(matches!(
+                    cancelled,
+                    orders::OrderCancellation::Undecided { .. }
+                ));
                 Unflushed::of(()).after_flush(connection).await.unwrap();
             }
             Self::Shown => {
@@ -296,12 +300,13 @@ async fn an_order_that_somebody_was_told_of_survives_the_loss_of_the_primary() {
 }
 
 /// Claims the placement of a new order. Returns its purchase, which the lean statement settles.
-async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlement {
+async fn purchase(connection: &mut PgConnection, comes_again: bool) -> PlacementSettlement {
     let order = store(connection).await;
     let id = placement(&order);
-    let claimed = placements::claim(connection, PROVIDER, &[id], Claim::Fresh, LEASE).await;
+    let claimed =
+        placements::claim(connection, PROVIDER, &[id], PlacementClaim::Fresh, LEASE).await;
     assert_eq!(claimed.unwrap()[0].attempt, 1);
-    let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
+    let units: Vec<SettledUnit> = topups(&order).iter().map(ready).collect();
     let mut settlement = fresh(&order, bought(id, 1, units, true));
     let Statements::Lean(known) = &mut settlement.statements else {
         panic!("the lean statement may record it");
@@ -310,7 +315,7 @@ async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlemen
     settlement
 }
 
-async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) {
+async fn settle(connection: &mut PgConnection, settlements: &[PlacementSettlement]) {
     for settled in placements::settle(connection, settlements).await.unwrap() {
         assert_eq!((settled.moved, settled.ready.len()), (true, 1));
     }
@@ -346,7 +351,7 @@ async fn a_settlement_that_a_look_up_brings_again_may_be_lost_and_keeps_its_atte
         }
         assert_eq!((state.as_str(), left), ("placing", None));
         // As a look-up settles it.
-        let again = Settlement {
+        let again = PlacementSettlement {
             statements: Statements::General,
             ..settlement
         };

@@ -7,14 +7,17 @@ use accounts::partners::endpoints::{EndpointUpdate, Headers, NewEndpoint};
 use accounts::partners::{self, Overlap, Rotated};
 use desk::master_key;
 use desk::self_service::{self, PauseChanged, SentAgain};
-use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
+use domain::{
+    EndpointId, EndpointKey, PartnerId, TopupId, event::EventKind, standing::EndpointState,
+};
 use pg::Transaction;
 use signing::webhook;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
 use store::deliveries::{
-    self, AttemptResult, Attempted, Claim, ClaimResult, Content, Delivery, batches,
+    self, AttemptResult, Attempted, ClaimResult, ClaimedDelivery, DeliveryClaim, DeliveryContent,
+    batches,
 };
 use uuid::Uuid;
 use vault::Vault;
@@ -26,15 +29,20 @@ use crate::bench::{
 use crate::deliveries::{attempted, failure};
 
 const URL: &str = "https://partner.example/first";
-const YOUNGER_THAN: Claim = Claim::Fresh {
+const YOUNGER_THAN: DeliveryClaim = DeliveryClaim::Fresh {
     younger_than: Duration::from_mins(1),
 };
 const MINUTE: Duration = Duration::from_mins(1);
-pub const READY: &[Kind] = &[Kind::TopupReady];
+pub const READY: &[EventKind] = &[EventKind::TopupReady];
 
 impl Bench {
     /// Creates a further endpoint; its URL ends with `name`.
-    pub async fn further(&self, partner_id: PartnerId, name: &str, events: &[Kind]) -> EndpointKey {
+    pub async fn further(
+        &self,
+        partner_id: PartnerId,
+        name: &str,
+        events: &[EventKind],
+    ) -> EndpointKey {
         let key = EndpointKey {
             partner_id,
             id: EndpointId::new(),
@@ -46,7 +54,7 @@ impl Bench {
         key
     }
 
-    async fn try_further(&self, key: EndpointKey, name: &str, events: &[Kind]) -> bool {
+    async fn try_further(&self, key: EndpointKey, name: &str, events: &[EventKind]) -> bool {
         let new = NewEndpoint {
             key,
             url: &format!("https://{name}.example/hook"),
@@ -71,14 +79,14 @@ impl Bench {
             .unwrap()
     }
 
-    async fn claim_all_due(&self) -> Vec<Delivery> {
+    async fn claim_all_due(&self) -> Vec<ClaimedDelivery> {
         self.claim_due_deliveries(&look(100, 100)).await
     }
 
-    async fn attempt_at(&self, delivery: &Delivery, result: AttemptResult) {
+    async fn attempt_at(&self, delivery: &ClaimedDelivery, result: AttemptResult) {
         let attempted = Attempted {
             endpoint_id: delivery.endpoint.id,
-            is_event: matches!(delivery.content, Content::Event(_)),
+            is_event: matches!(delivery.content, DeliveryContent::Event(_)),
             leased: delivery.leased,
             ..attempted(delivery.id, delivery.ended_attempts, result)
         };
@@ -102,7 +110,7 @@ impl Bench {
 }
 
 /// The endpoints of claimed deliveries, sorted.
-fn endpoints_of(claimed: &[Delivery]) -> Vec<EndpointId> {
+fn endpoints_of(claimed: &[ClaimedDelivery]) -> Vec<EndpointId> {
     let mut endpoints: Vec<EndpointId> = claimed.iter().map(|one| one.endpoint.id).collect();
     endpoints.sort_unstable();
     endpoints
@@ -116,7 +124,7 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
     let before = bench.deliveries(partner, 1, true).await;
     let wants = bench.further(partner, "wants", READY).await;
     bench
-        .further(partner, "wants-not", &[Kind::TopupFailed])
+        .further(partner, "wants-not", &[EventKind::TopupFailed])
         .await;
     let topups = bench.deliveries(partner, 2, true).await;
     let other = bench.deliveries(alone, 1, true).await;
@@ -155,14 +163,14 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
         let headers = target.headers.as_ref().unwrap();
         let headers = partners::endpoints::open_headers(&VAULT, wants.id, headers).unwrap();
         assert_eq!(headers["x-api-key"], "wants");
-        let Content::Esim(esim) = &delivery.content else {
+        let DeliveryContent::Esim(esim) = &delivery.content else {
             panic!("{delivery:?}");
         };
         assert_eq!(delivery.webhook_id().to_string(), esim.topup_id.to_string());
     }
     // The states are independent, and both are shown with the topup.
     bench.attempt_at(&due[0], failure(None)).await;
-    let Content::Esim(esim) = &due[0].content else {
+    let DeliveryContent::Esim(esim) = &due[0].content else {
         panic!()
     };
     let mut connection = bench.connection().await;
@@ -206,7 +214,10 @@ async fn what_was_ready_before_goes_to_a_new_endpoint_on_request() {
     let erased = bench.deliveries(partner, 1, true).await.remove(0);
     let erase = "UPDATE esims SET erased_at = now(), profile = NULL WHERE topup_id = $1";
     bench.set(erase, &erased).await;
-    let new = bench.further(partner, "new", &[Kind::TopupFailed]).await.id;
+    let new = bench
+        .further(partner, "new", &[EventKind::TopupFailed])
+        .await
+        .id;
     let gone = bench.further(partner, "gone", READY).await;
     let theirs = bench.further(stranger, "theirs", READY).await.id;
     let mut connection = bench.connection().await;
@@ -230,7 +241,7 @@ async fn what_was_ready_before_goes_to_a_new_endpoint_on_request() {
         assert_eq!(again.await.unwrap(), expected, "{topup} to {endpoint}");
     }
     let due = bench.claim_all_due().await;
-    let sent: Vec<&Delivery> = due.iter().filter(|one| one.endpoint.id == new).collect();
+    let sent: Vec<&ClaimedDelivery> = due.iter().filter(|one| one.endpoint.id == new).collect();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].webhook_id().to_string(), topup.to_string());
     // The function of the database checks the same, because a stolen role may call it.
@@ -331,8 +342,8 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
 }
 
 /// One more attempt than two deliveries have, so that the failures suffice for a block.
-fn three_times(due: &[Delivery]) -> Vec<Delivery> {
-    let again = Delivery {
+fn three_times(due: &[ClaimedDelivery]) -> Vec<ClaimedDelivery> {
+    let again = ClaimedDelivery {
         ended_attempts: due[0].ended_attempts + 1,
         ..due[0].clone()
     };
@@ -419,7 +430,7 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
     let none = Headers::new();
     let change = EndpointUpdate {
         url: Some(Some("https://new.example/hook")),
-        events: Some(&[Kind::TopupFailed]),
+        events: Some(&[EventKind::TopupFailed]),
         headers: Some((&VAULT, &none)),
     };
     let secret = webhook::Secret::from_bytes(vec![8; 32]).unwrap();
@@ -578,7 +589,7 @@ async fn what_waits_for_a_deleted_endpoint_is_forgotten() {
     assert_eq!(bench.numbers(left).await, 0, "its claim has deleted it");
     assert_eq!(bench.numbers("SELECT count(*) FROM held").await, 0);
     // What is exhausted stays as history, with its topup, but cannot be sent again.
-    let Content::Esim(esim) = &due[0].content else {
+    let DeliveryContent::Esim(esim) = &due[0].content else {
         panic!()
     };
     let id = esim.topup_id.clone().into();
@@ -600,7 +611,11 @@ async fn events_go_to_the_endpoints_that_asked_for_them() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let further = bench
-        .further(partner, "further", &[Kind::TopupFailed, Kind::KeyExpiring])
+        .further(
+            partner,
+            "further",
+            &[EventKind::TopupFailed, EventKind::KeyExpiring],
+        )
         .await;
     bench.further(partner, "silent", READY).await;
     let order = bench.stored(crate::bench::answered(partner, 1)).await;
@@ -608,11 +623,11 @@ async fn events_go_to_the_endpoints_that_asked_for_them() {
     bench.settle(&[rejected(placement(&order), 1)]).await;
     let due = bench.claim_all_due().await;
     assert_eq!(endpoints_of(&due), [further.id]);
-    assert!(matches!(due[0].content, Content::Event(_)));
+    assert!(matches!(due[0].content, DeliveryContent::Event(_)));
     bench.attempt_at(&due[0], AttemptResult::Delivered).await;
 
     // The old secret of an endpoint concerns this endpoint; old keys concern all that asked.
-    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    bench.set_events(partner, &[EventKind::KeyExpiring]).await;
     bench
         .sql(
             "UPDATE partner_endpoints SET secrets[2] = secrets[1], secret_ends[2] = now() + interval '1 hour'
@@ -636,7 +651,7 @@ async fn a_unit_fails_while_its_partner_deletes_an_endpoint() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let further = bench
-        .further(partner, "further", &[Kind::TopupFailed])
+        .further(partner, "further", &[EventKind::TopupFailed])
         .await;
     let order = bench.stored(crate::bench::answered(partner, 1)).await;
     let mut connection = bench.connection().await;

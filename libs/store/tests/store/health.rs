@@ -6,12 +6,14 @@ use std::time::Duration;
 use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service;
 use domain::EndpointKey;
-use domain::endpoint::{BlockPolicy, Event, Gate, Health, Notice, Told};
+use domain::endpoint::{
+    BlockPolicy, EndpointEvent, EndpointGate, Health, HealthNotice, ReportedHealth,
+};
 use domain::event::NoticeKind;
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
 use store::deliveries::endpoints;
-use store::deliveries::{self, AttemptResult, Attempted, Claim};
+use store::deliveries::{self, AttemptResult, Attempted, DeliveryClaim};
 use time::OffsetDateTime;
 
 use crate::bench::{Bench, delivery_id};
@@ -29,21 +31,25 @@ const URL: &str = "https://shop.example/hook";
 /// All kinds of health: each field has the values that a statement may tell apart.
 fn all(now: OffsetDateTime, probe: DeliveryId) -> Vec<Health> {
     let gates = [
-        Gate::Open,
-        Gate::BlockedUntil(now - HOUR),
-        Gate::BlockedUntil(now + HOUR),
-        Gate::Paused { by_partner: true },
-        Gate::Paused { by_partner: false },
+        EndpointGate::Open,
+        EndpointGate::BlockedUntil(now - HOUR),
+        EndpointGate::BlockedUntil(now + HOUR),
+        EndpointGate::Paused { by_partner: true },
+        EndpointGate::Paused { by_partner: false },
     ];
     let mut all = Vec::new();
     for gate in gates {
         let probes: &[_] = match gate {
-            Gate::BlockedUntil(_) => &[None, Some(probe)],
+            EndpointGate::BlockedUntil(_) => &[None, Some(probe)],
             _ => &[None],
         };
         for failures in [0, 1, 3] {
             for blocks in [0, 2, 9] {
-                for told in [None, Some(Told::Failing), Some(Told::Blocked)] {
+                for told in [
+                    None,
+                    Some(ReportedHealth::Failing),
+                    Some(ReportedHealth::Blocked),
+                ] {
                     for failing_since in [None, Some(now - HOUR)] {
                         all.extend(probes.iter().map(|probe| Health {
                             gate,
@@ -61,24 +67,24 @@ fn all(now: OffsetDateTime, probe: DeliveryId) -> Vec<Health> {
     all
 }
 
-fn events(probe: DeliveryId, now: OffsetDateTime) -> Vec<Event> {
+fn events(probe: DeliveryId, now: OffsetDateTime) -> Vec<EndpointEvent> {
     let mut events = vec![
-        Event::Acknowledged,
-        Event::Probe {
+        EndpointEvent::Acknowledged,
+        EndpointEvent::Probe {
             delivery: probe,
             until: now + LEASE,
         },
     ];
     for attempts in [1, 4] {
         for probe in [false, true] {
-            events.push(Event::Failed { attempts, probe });
+            events.push(EndpointEvent::Failed { attempts, probe });
         }
     }
     for by_partner in [false, true] {
         events.extend([
-            Event::Pause { by_partner },
-            Event::Resume { by_partner },
-            Event::NewUrl { by_partner },
+            EndpointEvent::Pause { by_partner },
+            EndpointEvent::Resume { by_partner },
+            EndpointEvent::NewUrl { by_partner },
         ]);
     }
     events
@@ -87,11 +93,11 @@ fn events(probe: DeliveryId, now: OffsetDateTime) -> Vec<Event> {
 impl Bench {
     async fn put_health(&self, partner: PartnerId, health: Health) {
         let told = health.told.map(|told| match told {
-            Told::Failing => "failing",
-            Told::Blocked => "blocked",
+            ReportedHealth::Failing => "failing",
+            ReportedHealth::Blocked => "blocked",
         });
         let until = match health.gate {
-            Gate::BlockedUntil(until) => Some(until),
+            EndpointGate::BlockedUntil(until) => Some(until),
             _ => None,
         };
         sqlx::query(
@@ -103,12 +109,12 @@ impl Bench {
         .bind(partner.uuid())
         .bind(i32::try_from(health.failures).unwrap())
         .bind(i32::try_from(health.blocks).unwrap())
-        .bind(matches!(health.gate, Gate::Paused { .. }))
+        .bind(matches!(health.gate, EndpointGate::Paused { .. }))
         .bind(until)
         .bind(health.probe.map(DeliveryId::uuid))
         .bind(health.failing_since)
         .bind(told)
-        .bind(matches!(health.gate, Gate::Paused { by_partner: true }))
+        .bind(matches!(health.gate, EndpointGate::Paused { by_partner: true }))
         .execute(&self.pool)
         .await
         .unwrap();
@@ -126,11 +132,11 @@ impl Bench {
         .unwrap();
         let until: Option<OffsetDateTime> = row.get(2);
         let gate = if row.get::<Option<bool>, _>(3) == Some(true) {
-            Gate::Paused {
+            EndpointGate::Paused {
                 by_partner: row.get(4),
             }
         } else {
-            until.map_or(Gate::Open, Gate::BlockedUntil)
+            until.map_or(EndpointGate::Open, EndpointGate::BlockedUntil)
         };
         Health {
             gate,
@@ -141,14 +147,19 @@ impl Bench {
             told: row
                 .get::<Option<String>, _>(7)
                 .map(|told| match told.as_str() {
-                    "failing" => Told::Failing,
-                    _ => Told::Blocked,
+                    "failing" => ReportedHealth::Failing,
+                    _ => ReportedHealth::Blocked,
                 }),
         }
     }
 
     /// Executes the statement of an event. Returns what the partner is told.
-    async fn happens(&self, partner: PartnerId, topup: &TopupId, event: Event) -> Vec<NoticeKind> {
+    async fn happens(
+        &self,
+        partner: PartnerId,
+        topup: &TopupId,
+        event: EndpointEvent,
+    ) -> Vec<NoticeKind> {
         let probe = delivery_id(topup);
         let first = EndpointKey::first(partner);
         let mut connection = self.connection().await;
@@ -159,7 +170,7 @@ impl Bench {
         let batch: Vec<Attempted> = match event {
             // They are of deliveries that do not exist, or are not due for this attempt, so nothing but
             // the endpoint changes.
-            Event::Failed {
+            EndpointEvent::Failed {
                 attempts,
                 probe: of,
             } => (0..attempts)
@@ -172,39 +183,41 @@ impl Bench {
                     attempt(id, failure(Some(HOUR)))
                 })
                 .collect(),
-            Event::Acknowledged => vec![attempt(DeliveryId::new(), AttemptResult::Delivered)],
-            Event::Probe { .. } => {
-                let claim = Claim::Due { lease: LEASE };
+            EndpointEvent::Acknowledged => {
+                vec![attempt(DeliveryId::new(), AttemptResult::Delivered)]
+            }
+            EndpointEvent::Probe { .. } => {
+                let claim = DeliveryClaim::Due { lease: LEASE };
                 deliveries::claim(&mut connection, &[probe], claim)
                     .await
                     .unwrap();
                 return Vec::new();
             }
-            Event::Pause { by_partner: false } => {
+            EndpointEvent::Pause { by_partner: false } => {
                 endpoints::pause(&mut connection, first.id).await.unwrap();
                 return Vec::new();
             }
-            Event::Pause { by_partner: true } => {
+            EndpointEvent::Pause { by_partner: true } => {
                 self_service::pause_endpoint(&mut connection, first)
                     .await
                     .unwrap();
                 return Vec::new();
             }
-            Event::Resume { by_partner: false } => {
+            EndpointEvent::Resume { by_partner: false } => {
                 endpoints::resume(&mut connection, first).await.unwrap();
                 return Vec::new();
             }
-            Event::Resume { by_partner: true } => {
+            EndpointEvent::Resume { by_partner: true } => {
                 self_service::resume_endpoint(&mut connection, first)
                     .await
                     .unwrap();
                 return Vec::new();
             }
-            Event::NewUrl { by_partner: false } => {
+            EndpointEvent::NewUrl { by_partner: false } => {
                 self.set_url(partner, Some(URL)).await;
                 return Vec::new();
             }
-            Event::NewUrl { by_partner: true } => {
+            EndpointEvent::NewUrl { by_partner: true } => {
                 let url = format!("{URL}/{}", DeliveryId::new());
                 let change = EndpointUpdate {
                     url: Some(Some(&url)),
@@ -228,7 +241,7 @@ fn same(one: Health, other: Health) -> bool {
     let near =
         |one: OffsetDateTime, other: OffsetDateTime| (one - other).abs() < Duration::from_secs(15);
     let gates = match (one.gate, other.gate) {
-        (Gate::BlockedUntil(one), Gate::BlockedUntil(other)) => near(one, other),
+        (EndpointGate::BlockedUntil(one), EndpointGate::BlockedUntil(other)) => near(one, other),
         (one, other) => one == other,
     };
     let since = match (one.failing_since, other.failing_since) {
@@ -236,7 +249,7 @@ fn same(one: Health, other: Health) -> bool {
         (one, other) => one == other,
     };
     let rest = |health: Health| Health {
-        gate: Gate::Open,
+        gate: EndpointGate::Open,
         failing_since: None,
         ..health
     };
@@ -257,7 +270,7 @@ async fn each_statement_does_what_the_machine_says() {
         for event in events(probe, runtime::clock::now()) {
             let now = runtime::clock::now();
             // A failed probe is one that there is.
-            if matches!(event, Event::Failed { probe: true, .. }) && start.probe.is_none() {
+            if matches!(event, EndpointEvent::Failed { probe: true, .. }) && start.probe.is_none() {
                 continue;
             }
             bench.put_health(partner, start).await;
@@ -270,9 +283,9 @@ async fn each_statement_does_what_the_machine_says() {
                 "{start:?}\n{event:?}\nthe statement:   {found:?}\nthe machine says {expected:?}"
             );
             let notice = notice.map(|notice| match notice {
-                Notice::Failing => NoticeKind::EndpointFailing,
-                Notice::Blocked => NoticeKind::EndpointBlocked,
-                Notice::Recovered => NoticeKind::EndpointRecovered,
+                HealthNotice::Failing => NoticeKind::EndpointFailing,
+                HealthNotice::Blocked => NoticeKind::EndpointBlocked,
+                HealthNotice::Recovered => NoticeKind::EndpointRecovered,
             });
             assert_eq!(told, Vec::from_iter(notice), "{start:?}\n{event:?}");
             cases += 1;

@@ -7,9 +7,9 @@ use desk::operator::{
     placements::{self, Decision},
     story,
 };
-use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
+use domain::{PartnerId, Reason, placement::Resolution, reason::ReasonCode};
 use store::history::{self, Noted};
-use store::placements::{Outcome, Progress, Settlement, Statements, Unit};
+use store::placements::{AttemptOutcome, PlacementSettlement, Progress, SettledUnit, Statements};
 use store::providers::{self, BreakerLimits};
 
 use crate::bench::{Bench, Told as _, applied, bought, order, placement, ready, topups};
@@ -32,8 +32,12 @@ fn kinds(noted: &[Noted]) -> Vec<(&str, Option<i32>)> {
         .collect()
 }
 
-fn settled(order: &store::orders::NewOrder, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement {
+fn settled(
+    order: &store::orders::NewOrder,
+    attempt: u32,
+    outcome: AttemptOutcome,
+) -> PlacementSettlement {
+    PlacementSettlement {
         placement_id: placement(order),
         attempt,
         outcome,
@@ -59,33 +63,33 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     let bench = Bench::new().await;
     let order = bench.stored(order(PartnerId::new(), 1)).await;
     bench.claim(&[placement(&order)]).await;
-    let not_sent = Outcome::NotBought {
+    let not_sent = AttemptOutcome::NotBought {
         retry_in: SOON,
-        reason: Reason::with(Code::NotSent, "connection refused"),
+        reason: Reason::with(ReasonCode::NotSent, "connection refused"),
     };
     bench.settle(&[settled(&order, 1, not_sent)]).await;
     bench.claim(&[placement(&order)]).await;
-    let unknown = Outcome::Unknown {
+    let unknown = AttemptOutcome::Unknown {
         look_in: SOON,
-        reason: Reason::with(Code::OutcomeUnknown, "timeout"),
+        reason: Reason::with(ReasonCode::OutcomeUnknown, "timeout"),
     };
     bench.settle(&[settled(&order, 2, unknown)]).await;
     for after_settling_delay in [false, true] {
-        let not_found = Outcome::NotFound {
+        let not_found = AttemptOutcome::NotFound {
             after_settling_delay,
             look_in: SOON,
         };
         bench.settle(&[settled(&order, 2, not_found)]).await;
     }
     bench.claim(&[placement(&order)]).await;
-    let parked = Outcome::Parked {
-        reason: Reason::with(Code::OutcomeUnknown, "in doubt for too long"),
+    let parked = AttemptOutcome::Parked {
+        reason: Reason::with(ReasonCode::OutcomeUnknown, "in doubt for too long"),
     };
     bench.settle(&[settled(&order, 3, parked)]).await;
     // A late one changes nothing, and so it leaves nothing.
-    let late = Outcome::NotBought {
+    let late = AttemptOutcome::NotBought {
         retry_in: SOON,
-        reason: Code::NotSent.into(),
+        reason: ReasonCode::NotSent.into(),
     };
     bench.settle(&[settled(&order, 1, late)]).await;
     let decision = Decision {
@@ -111,7 +115,7 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
             ("resolved", Some(3)),
         ]
     );
-    let unknown = Reason::with(Code::OutcomeUnknown, "timeout");
+    let unknown = Reason::with(ReasonCode::OutcomeUnknown, "timeout");
     assert_eq!(noted[1].reason.0, Some(unknown));
     let before = noted[5].before.as_deref().unwrap();
     assert!(before.contains("in doubt for too long"), "{before}");
@@ -137,13 +141,13 @@ async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() 
     let bench = Bench::new().await;
     let order = bench.stored(order(PartnerId::new(), 1)).await;
     bench.claim(&[placement(&order)]).await;
-    let unknown = Outcome::Unknown {
+    let unknown = AttemptOutcome::Unknown {
         look_in: SOON,
-        reason: Reason::with(Code::OutcomeUnknown, "timeout"),
+        reason: Reason::with(ReasonCode::OutcomeUnknown, "timeout"),
     };
     bench.settle(&[settled(&order, 1, unknown)]).await;
-    for park in [None, Some(Code::ProfilesLate.into())] {
-        let late = Outcome::Bought {
+    for park in [None, Some(ReasonCode::ProfilesLate.into())] {
+        let late = AttemptOutcome::Bought {
             reference: Some("no-4711".into()),
             units: vec![],
             listed: 0,
@@ -205,8 +209,8 @@ async fn a_wait_that_a_late_response_ended_is_remembered() {
     let bench = Bench::new().await;
     let order = bench.stored(order(PartnerId::new(), 1)).await;
     bench.claim(&[placement(&order)]).await;
-    let parked = Outcome::Parked {
-        reason: Code::OutcomeUnknown.into(),
+    let parked = AttemptOutcome::Parked {
+        reason: ReasonCode::OutcomeUnknown.into(),
     };
     bench.settle(&[settled(&order, 1, parked)]).await;
     let topup = topups(&order).remove(0);
@@ -270,7 +274,7 @@ async fn a_transient_error_loses_no_note_and_no_alarm() {
              EXECUTE FUNCTION fail_once()",
         )
         .await;
-    let twice = async |settlement: Settlement| {
+    let twice = async |settlement: PlacementSettlement| {
         let batch = [settlement];
         let mut connection = bench.connection().await;
         let error = store::placements::settle(&mut connection, &batch)
@@ -299,8 +303,8 @@ async fn a_transient_error_loses_no_note_and_no_alarm() {
     );
 
     let cleared = bench.placing(1).await;
-    let parked = Outcome::Parked {
-        reason: Code::OutcomeUnknown.into(),
+    let parked = AttemptOutcome::Parked {
+        reason: ReasonCode::OutcomeUnknown.into(),
     };
     bench.settle(&[settled(&cleared, 1, parked)]).await;
     let purchase = bought(
@@ -320,7 +324,7 @@ async fn a_failed_unit_and_a_purchase_that_nobody_expected_are_remembered() {
     let bench = Bench::new().await;
     let order = bench.stored(order(PartnerId::new(), 1)).await;
     bench.claim(&[placement(&order)]).await;
-    let unit = Unit {
+    let unit = SettledUnit {
         topup_id: topups(&order).remove(0),
         provider_unit_id: "unit 1".into(),
         progress: Progress::Failed("no stock".into()),
@@ -346,7 +350,7 @@ async fn a_failed_unit_is_told_at_its_time() {
     let order = bench.stored(order(PartnerId::new(), 2)).await;
     bench.claim(&[placement(&order)]).await;
     let topups = topups(&order);
-    let failed = Unit {
+    let failed = SettledUnit {
         topup_id: topups[1].clone(),
         provider_unit_id: "unit 2".into(),
         progress: Progress::Failed("no stock".into()),

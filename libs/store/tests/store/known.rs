@@ -9,7 +9,7 @@ use accounts::{
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
 use pg::Transaction;
 use signing::webhook::Secret;
-use store::deliveries::{self, Claim, ClaimResult, Target};
+use store::deliveries::{self, ClaimResult, DeliveryClaim, DeliveryTarget};
 use time::OffsetDateTime;
 
 use crate::bench::{
@@ -23,7 +23,7 @@ const YOUNGER_THAN: Duration = Duration::from_mins(1);
 /// What a notifier remembers of a claim.
 struct Known {
     version: i64,
-    targets: HashMap<EndpointId, Arc<Target>>,
+    targets: HashMap<EndpointId, Arc<DeliveryTarget>>,
 }
 
 impl Known {
@@ -51,7 +51,7 @@ impl Bench {
     }
 
     async fn read_all(&self, topups: &[TopupId]) -> ClaimResult {
-        let claim = Claim::Fresh {
+        let claim = DeliveryClaim::Fresh {
             younger_than: YOUNGER_THAN,
         };
         deliveries::claim(&mut *self.connection().await, &ids(topups), claim)

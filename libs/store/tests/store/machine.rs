@@ -7,10 +7,10 @@ use desk::operator::{
     placements as operated,
     placements::{Decision, PlacementNotResolved},
 };
-use domain::placement::{Event, Placement, Resolution};
+use domain::placement::{Placement, PlacementEvent, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
-use store::orders::{Alternative, Cancelled, NewOrder};
-use store::placements::Outcome;
+use store::orders::{Alternative, NewOrder, OrderCancellation};
+use store::placements::AttemptOutcome;
 use tools::recover;
 
 use crate::bench::{
@@ -96,29 +96,29 @@ fn starts() -> Vec<Start> {
     placements.into_iter().flat_map(rows).collect()
 }
 
-fn events() -> Vec<Event> {
+fn events() -> Vec<PlacementEvent> {
     let mut events = vec![
-        Event::Claim,
-        Event::Refuse,
-        Event::Resolve(Resolution::Bought),
-        Event::Resolve(Resolution::NotBought),
-        Event::Resolve(Resolution::Retry),
+        PlacementEvent::Claim,
+        PlacementEvent::Refuse,
+        PlacementEvent::Resolve(Resolution::Bought),
+        PlacementEvent::Resolve(Resolution::NotBought),
+        PlacementEvent::Resolve(Resolution::Retry),
     ];
     for attempt in [0, ATTEMPT - 1, ATTEMPT, ATTEMPT + 1] {
         events.extend([
-            Event::Bought(attempt),
-            Event::Rejected(attempt),
-            Event::NotBought(attempt),
-            Event::NotFound {
+            PlacementEvent::Bought(attempt),
+            PlacementEvent::Rejected(attempt),
+            PlacementEvent::NotBought(attempt),
+            PlacementEvent::NotFound {
                 attempt,
                 after_settling_delay: false,
             },
-            Event::NotFound {
+            PlacementEvent::NotFound {
                 attempt,
                 after_settling_delay: true,
             },
-            Event::Park(attempt),
-            Event::Dispute(attempt),
+            PlacementEvent::Park(attempt),
+            PlacementEvent::Dispute(attempt),
         ]);
     }
     events
@@ -182,12 +182,12 @@ impl Bench {
     }
 
     /// Runs the statement of the event; returns whether it applied.
-    async fn apply(&self, order: &NewOrder, event: Event) -> bool {
+    async fn apply(&self, order: &NewOrder, event: PlacementEvent) -> bool {
         let id = placement(order);
         let settlement = match event {
-            Event::Claim => return !self.claim(&[id]).await.is_empty(),
-            Event::Refuse => return self.refuse(order).await.is_some(),
-            Event::Resolve(resolution) => {
+            PlacementEvent::Claim => return !self.claim(&[id]).await.is_empty(),
+            PlacementEvent::Refuse => return self.refuse(order).await.is_some(),
+            PlacementEvent::Resolve(resolution) => {
                 let decision = Decision {
                     resolution,
                     bought_at: None,
@@ -202,25 +202,25 @@ impl Bench {
                     Err(error) => panic!("{error}"),
                 };
             }
-            Event::Bought(attempt) => bought_pending(id, attempt),
-            Event::Rejected(attempt) => rejected(id, attempt),
-            Event::NotBought(attempt) => not_bought(id, attempt),
-            Event::NotFound {
+            PlacementEvent::Bought(attempt) => bought_pending(id, attempt),
+            PlacementEvent::Rejected(attempt) => rejected(id, attempt),
+            PlacementEvent::NotBought(attempt) => not_bought(id, attempt),
+            PlacementEvent::NotFound {
                 attempt,
                 after_settling_delay,
             } => not_found(id, attempt, after_settling_delay),
-            Event::Unknown(attempt) => unknown(id, attempt),
-            Event::Park(attempt) => parked(id, attempt),
-            Event::Dispute(attempt) => disputed(id, attempt),
+            PlacementEvent::Unknown(attempt) => unknown(id, attempt),
+            PlacementEvent::Park(attempt) => parked(id, attempt),
+            PlacementEvent::Dispute(attempt) => disputed(id, attempt),
         };
         self.settle(&[settlement]).await[0].moved
     }
 
     /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether
     /// the machine moved.
-    async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
+    async fn moves_as_the_machine_says(&self, start: Start, event: PlacementEvent) -> bool {
         // The statement moves whole orders, and none that was never tried.
-        if event == Event::Refuse && start.placement.attempt == 0 {
+        if event == PlacementEvent::Refuse && start.placement.attempt == 0 {
             return false;
         }
         let order = self.at(start).await;
@@ -230,12 +230,12 @@ impl Bench {
         let what = format!("{event:?} of {start:?}");
         // A repeated collect moves only the due time.
         let collected = start.placement.state == PlacementState::Placed
-            && event == Event::Bought(start.placement.attempt);
+            && event == PlacementEvent::Bought(start.placement.attempt);
         // An unknown outcome of a call after the purchase is only counted.
         let later = [PlacementState::Placed, PlacementState::Parked];
         let counted = start.due
             && later.contains(&start.placement.state)
-            && event == Event::Unknown(start.placement.attempt);
+            && event == PlacementEvent::Unknown(start.placement.attempt);
         match start.placement.after(event) {
             Ok(after) => {
                 assert_eq!((row, applied), (after, true), "{what}");
@@ -281,7 +281,7 @@ async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
     assert!(moved > 20, "{moved} transitions");
 }
 
-/// The claim of due rows records an attempt where [`Event::Claim`] applies; elsewhere it is a
+/// The claim of due rows records an attempt where [`PlacementEvent::Claim`] applies; elsewhere it is a
 /// lease.
 #[tokio::test]
 async fn what_is_due_is_taken_up_as_the_machine_says() {
@@ -294,7 +294,7 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
             row,
             start
                 .placement
-                .after(Event::Claim)
+                .after(PlacementEvent::Claim)
                 .unwrap_or(start.placement),
             "{start:?}"
         );
@@ -305,7 +305,7 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
     }
 }
 
-/// A cancellation is [`Event::Refuse`] of a partner, also of what was never tried.
+/// A cancellation is [`PlacementEvent::Refuse`] of a partner, also of what was never tried.
 #[tokio::test]
 async fn a_cancellation_refuses_as_the_machine_says() {
     let bench = Bench::new().await;
@@ -314,8 +314,8 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let answered = "UPDATE orders o SET answer_by = now() FROM placements p
                         WHERE o.order_id = p.order_id AND p.placement_id::text = $1";
         bench.set(answered, placement(&order)).await;
-        let cancelled = bench.cancel(&order).await == Cancelled::Done(order.order_id);
-        let after = start.placement.after(Event::Refuse);
+        let cancelled = bench.cancel(&order).await == OrderCancellation::Done(order.order_id);
+        let after = start.placement.after(PlacementEvent::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
         assert_eq!(
             bench.read(placement(&order)).await,
@@ -338,7 +338,7 @@ async fn a_recovery_claims_as_the_machine_says() {
             .unwrap();
         let mut after = start
             .placement
-            .after(Event::Claim)
+            .after(PlacementEvent::Claim)
             .unwrap_or(start.placement);
         if after.state == PlacementState::Placing {
             after.not_found = false;
@@ -369,7 +369,7 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
             };
             let applies = looked_at && attempt == ATTEMPT;
             assert_eq!(settled[0].moved, applies, "{start:?}");
-            let after = start.placement.after(Event::Unknown(attempt));
+            let after = start.placement.after(PlacementEvent::Unknown(attempt));
             assert_eq!(
                 bench.read(placement(&order)).await,
                 after.unwrap_or(start.placement)
@@ -392,7 +392,7 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             let Ok(after) = start.placement.after(event) else {
                 continue;
             };
-            if event == Event::Refuse && start.placement.attempt == 0 {
+            if event == PlacementEvent::Refuse && start.placement.attempt == 0 {
                 continue;
             }
             let order = bench.at(start).await;
@@ -480,7 +480,7 @@ async fn a_rejected_placement_goes_to_each_pair_in_turn() {
 #[tokio::test]
 async fn a_late_purchase_at_another_provider_leaves_the_reference_as_it_is() {
     let bench = Bench::new().await;
-    let bought = |reference: &str| Outcome::Bought {
+    let bought = |reference: &str| AttemptOutcome::Bought {
         reference: Some(reference.to_owned()),
         units: Vec::new(),
         listed: 0,

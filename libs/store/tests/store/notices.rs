@@ -10,8 +10,8 @@ use domain::{
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use store::deliveries::events::Subject;
-use store::deliveries::notices::{self, Made, Notice};
-use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
+use store::deliveries::notices::{self, NoticeContent, NoticeCounts};
+use store::deliveries::{self, AttemptResult, Attempted, ClaimedDelivery, DeliveryContent};
 
 use crate::bench::{Bench, VAULT, delivery_id, look};
 use crate::deliveries::{attempted, failure};
@@ -95,7 +95,7 @@ impl Bench {
         );
     }
 
-    async fn record_told(&self, notices_per_day: u32, attempts: &[Attempted]) -> Made {
+    async fn record_told(&self, notices_per_day: u32, attempts: &[Attempted]) -> NoticeCounts {
         deliveries::record(
             &mut *self.connection().await,
             attempts,
@@ -107,18 +107,18 @@ impl Bench {
     }
 
     /// The notices of a partner that are due, in the order of their creation, with their kinds.
-    async fn notices(&self, partner: PartnerId) -> Vec<(NoticeKind, Notice)> {
-        let mut due: Vec<Delivery> = self.claim_due_deliveries(&look(100, 100)).await;
+    async fn notices(&self, partner: PartnerId) -> Vec<(NoticeKind, NoticeContent)> {
+        let mut due: Vec<ClaimedDelivery> = self.claim_due_deliveries(&look(100, 100)).await;
         due.sort_by_key(|delivery| delivery.id.uuid());
         let told = due
             .into_iter()
             .filter(|delivery| delivery.partner_id == partner);
         told.filter_map(|delivery| match delivery.content {
-            Content::Event(event) => match event.subject {
+            DeliveryContent::Event(event) => match event.subject {
                 Subject::Notice { kind, notice } => Some((kind, notice)),
                 _ => None,
             },
-            Content::Esim(_) => None,
+            DeliveryContent::Esim(_) => None,
         })
         .filter(|(kind, _)| *kind != NoticeKind::Verify)
         .collect()
@@ -277,7 +277,10 @@ async fn a_channel_that_fails_is_not_told_of_itself() {
             ..attempted(DeliveryId::new(), 0, failure(Some(Duration::from_mins(1))))
         })
         .collect();
-    assert_eq!(bench.record_told(100, &failing).await, Made::default());
+    assert_eq!(
+        bench.record_told(100, &failing).await,
+        NoticeCounts::default()
+    );
     assert_eq!(
         bench.channel_of(partner).await.unwrap().state.as_str(),
         "blocked"

@@ -11,7 +11,7 @@ use desk::operator::{
 use domain::{ActivationCode, PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
     orders::NewOrder,
-    placements::{Outcome, Progress},
+    placements::{AttemptOutcome, Progress},
 };
 use tools::recover;
 
@@ -371,12 +371,12 @@ async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_
         let park = settlement(
             id,
             1,
-            Outcome::Bought {
+            AttemptOutcome::Bought {
                 reference: None,
                 units: Vec::new(),
                 listed: 0,
                 collect_in: Some(Duration::from_hours(1)),
-                park: Some(domain::reason::Code::ProfileUnreadable.into()),
+                park: Some(domain::reason::ReasonCode::ProfileUnreadable.into()),
                 announced: false,
             },
         );

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use desk::operator::{self, orders::OrderView};
-use domain::{PartnerId, PlacementId, PlacementState, Reason, reason::Code};
+use domain::{PartnerId, PlacementId, PlacementState, Reason, reason::ReasonCode};
 use sqlx::Connection;
-use store::orders::{self, NewOrder, Refusal};
-use store::placements::{self, Claim, Outcome, Settlement};
+use store::orders::{self, NewOrder, PlacementRefusal};
+use store::placements::{self, AttemptOutcome, PlacementClaim, PlacementSettlement};
 use testkit::wait;
 
 use crate::bench::{
@@ -35,7 +35,7 @@ impl Bench {
             .unwrap()
     }
 
-    pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
+    pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<PlacementRefusal>> {
         let mut connection = self.connection().await;
         orders::refuse(&mut connection, order.order_id)
             .await
@@ -253,7 +253,7 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     for part in placing {
         let part = &new.placements[*part];
         bench
-            .claim_as(&part.provider, &[part.placement_id], Claim::Fresh)
+            .claim_as(&part.provider, &[part.placement_id], PlacementClaim::Fresh)
             .await;
     }
     new
@@ -263,7 +263,7 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
 /// refused.
 type Row = (
     &'static [usize],
-    &'static [fn(PlacementId, u32) -> Settlement],
+    &'static [fn(PlacementId, u32) -> PlacementSettlement],
     Option<usize>,
 );
 
@@ -344,13 +344,13 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
             order.order_id,
         )
         .await;
-    let said = Refusal::Rejected {
+    let said = PlacementRefusal::Rejected {
         status: "9001".into(),
         message: "it refused".into(),
     };
     assert_eq!(
         bench.refuse(&order).await,
-        Some(vec![said, Refusal::NotSent])
+        Some(vec![said, PlacementRefusal::NotSent])
     );
 }
 
@@ -360,15 +360,15 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
 async fn a_refusal_says_whether_the_provider_was_reached() {
     let bench = Bench::new().await;
     let cases = [
-        (Code::NotSent, Refusal::NotSent),
-        (Code::ProviderBusy, Refusal::NotCarriedOut),
-        (Code::AccessDenied, Refusal::NotCarriedOut),
+        (ReasonCode::NotSent, PlacementRefusal::NotSent),
+        (ReasonCode::ProviderBusy, PlacementRefusal::NotCarriedOut),
+        (ReasonCode::AccessDenied, PlacementRefusal::NotCarriedOut),
     ];
     for (code, refusal) in cases {
         let order = two_placements(&bench, &[0, 1]).await;
         let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
-        let ended = Settlement {
-            outcome: Outcome::NotBought {
+        let ended = PlacementSettlement {
+            outcome: AttemptOutcome::NotBought {
                 retry_in: Duration::ZERO,
                 reason: Reason::with(code, "HTTP 503"),
             },
@@ -487,9 +487,15 @@ async fn a_refusal_waits_for_a_claim_that_is_under_way() {
     bench.settle(&[not_bought(named[0], 1)]).await;
     let mut connection = bench.connection().await;
     let mut claiming = connection.begin().await.unwrap();
-    let claimed = placements::claim(&mut claiming, PROVIDER, &named, Claim::Fresh, LEASE)
-        .await
-        .unwrap();
+    let claimed = placements::claim(
+        &mut claiming,
+        PROVIDER,
+        &named,
+        PlacementClaim::Fresh,
+        LEASE,
+    )
+    .await
+    .unwrap();
     assert_eq!(claimed[0].attempt, 2);
     let commit_once_the_refusal_waits = async {
         wait::soon("the refusal to wait for the claim", async || {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
-use store::placements::{Claim, Outcome, Progress};
-use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
+use store::placements::{AttemptOutcome, PlacementClaim, Progress};
+use store::providers::{self, BreakerLimits, BreakerState, ProviderBacklog, ProviderBreaker};
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement,
@@ -138,7 +138,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 
     bench.wait_for_half_open().await;
     let probe = bench.probe().await.unwrap();
-    let claimed = bench.claim_as(PROVIDER, &[id], Claim::Probe).await;
+    let claimed = bench.claim_as(PROVIDER, &[id], PlacementClaim::Probe).await;
     assert_eq!(claimed[0].placement_id, id);
     assert_eq!(claimed[0].attempt, 1, "open, it consumed no attempt");
     let closed = bench.answered(probe.version).await.unwrap();
@@ -178,7 +178,7 @@ async fn an_operator_opens_and_closes_a_breaker() {
     let elsewhere = placement(&elsewhere);
     assert_eq!(
         bench
-            .claim_as("other", &[elsewhere], Claim::Fresh)
+            .claim_as("other", &[elsewhere], PlacementClaim::Fresh)
             .await
             .len(),
         1
@@ -204,7 +204,7 @@ async fn hints_are_taken_once_a_second() {
     let topup = &topups(&order)[0];
     let named = unit(topup, Progress::Pending);
     let unit_id = named.provider_unit_id.clone();
-    let outcome = Outcome::Bought {
+    let outcome = AttemptOutcome::Bought {
         reference: None,
         units: vec![named],
         listed: 1,
@@ -263,7 +263,7 @@ async fn the_queue_reports_its_lag() {
             .await
             .unwrap()
     };
-    let idle = |provider: &str| Backlog {
+    let idle = |provider: &str| ProviderBacklog {
         provider: provider.to_owned(),
         parked: 0,
         give_backs_parked: 0,

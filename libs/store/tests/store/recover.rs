@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use domain::placement::{Event, Placement};
+use domain::placement::{Placement, PlacementEvent};
 use domain::{PartnerId, PlacementState};
 use pg::actions::Mode;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::orders::NewOrder;
-use store::placements::{self, Activity, Claim};
+use store::placements::{self, Activity, PlacementClaim};
 use tools::recover::{self, NotRecovered, RecoveryCounts};
 
 use crate::bench::{
@@ -74,7 +74,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     assert_eq!((moved(&recovered), recovered.parked_before), ((1, 1, 0), 1));
     // As if a provisioner had recorded an attempt and died.
     for order in [&accepted, &placing] {
-        let claimed = Placement::NEW.after(Event::Claim);
+        let claimed = Placement::NEW.after(PlacementEvent::Claim);
         assert_eq!(Ok(bench.read(placement(order)).await), claimed);
     }
     for (order, everything) in others {
@@ -88,7 +88,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     );
     let due = bench.find_due(PROVIDER, 100).await;
     let mut connection = bench.connection().await;
-    let looked_up = Claim::Due(Activity::LookUps);
+    let looked_up = PlacementClaim::Due(Activity::LookUps);
     let lease = Duration::from_millis(1);
     let claimed = placements::claim(&mut connection, PROVIDER, &due, looked_up, lease).await;
     let mut claimed = claimed.unwrap();

@@ -4,9 +4,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use desk::self_service::{self, DeliveryPage};
-use domain::{DeliveryId, PartnerId, TopupId, event::Kind, standing::DeliveryState};
-use store::deliveries::resends::{self, Begun, PartnerResend, Step, Wanted};
-use store::deliveries::{AttemptResult, Attempted, Position};
+use domain::{DeliveryId, PartnerId, TopupId, event::EventKind, standing::DeliveryState};
+use store::deliveries::resends::{self, PartnerResend, ResendSelection, ResendStart, ResendStep};
+use store::deliveries::{AttemptResult, Attempted, WalkPosition};
 use uuid::Uuid;
 
 use crate::bench::{Bench, Told as _, ids, look};
@@ -48,7 +48,7 @@ impl Bench {
     ) -> Vec<DeliveryId> {
         let mut connection = self.connection().await;
         let mut found = Vec::new();
-        let mut after: Option<Position> = None;
+        let mut after: Option<WalkPosition> = None;
         loop {
             let page = DeliveryPage {
                 state,
@@ -74,8 +74,8 @@ impl Bench {
         partner: PartnerId,
         state: Option<DeliveryState>,
         interval: Duration,
-    ) -> Begun {
-        let wanted = Wanted {
+    ) -> ResendStart {
+        let wanted = ResendSelection {
             state,
             since: runtime::clock::now() - HOUR,
             until: None,
@@ -87,12 +87,12 @@ impl Bench {
 
     async fn begun(&self, partner: PartnerId, state: Option<DeliveryState>) -> PartnerResend {
         match self.begin(partner, state, Duration::ZERO).await {
-            Begun::Begun(begun) => begun,
+            ResendStart::Begun(begun) => begun,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn work_off(&self, id: Uuid, most_due: u32) -> Step {
+    async fn work_off(&self, id: Uuid, most_due: u32) -> ResendStep {
         resends::step(&mut *self.connection().await, id, most_due)
             .await
             .unwrap()
@@ -114,7 +114,7 @@ fn set<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
 async fn webhooks_are_listed_by_state_and_in_pages() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
-    bench.set_events(partner, &[Kind::TopupFailed]).await;
+    bench.set_events(partner, &[EventKind::TopupFailed]).await;
     let delivered = ids(&bench.attempted(partner, 3, &AttemptResult::Delivered).await);
     let exhausted = ids(&bench.attempted(partner, 5, &failure(None)).await);
     let retried = ids(&bench.attempted(partner, 3, &failure(Some(HOUR))).await);
@@ -226,7 +226,7 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
     let id = begun.resend_id;
     assert_eq!((begun.matching, begun.resent), (Some(15), 0));
     assert!(
-        matches!(bench.begin(partner, None, MINUTE).await, Begun::Running(other) if other == id)
+        matches!(bench.begin(partner, None, MINUTE).await, ResendStart::Running(other) if other == id)
     );
     let recorded = "SELECT count(*) FROM operator_actions WHERE command = 'webhooks redeliver' AND target LIKE '%' || $1";
     assert_eq!(bench.value::<i64>(recorded, partner).await, 1);
@@ -262,7 +262,7 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
     let ended = bench.resend(partner, id).await;
     assert_eq!((ended.resent, ended.cancelled_at), (15, None));
     assert!(
-        matches!(bench.begin(partner, None, MINUTE).await, Begun::TooSoon(left) if left <= MINUTE)
+        matches!(bench.begin(partner, None, MINUTE).await, ResendStart::TooSoon(left) if left <= MINUTE)
     );
     assert!(
         resends::find(&mut *bench.connection().await, stranger, id)
@@ -349,7 +349,7 @@ async fn a_resend_keeps_to_its_range_and_can_be_cancelled() {
     // Without a URL there is nowhere to send anything.
     assert!(matches!(
         bench.begin(stranger, None, MINUTE).await,
-        Begun::NoEndpoint
+        ResendStart::NoEndpoint
     ));
     // Old ones are forgotten.
     assert_eq!(resends::forget(&mut connection, 10).await.unwrap(), 0);

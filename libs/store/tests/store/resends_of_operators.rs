@@ -8,7 +8,7 @@ use desk::operator::{
 };
 use domain::standing::DeliveryState;
 use pg::actions::{Action, Actor};
-use store::deliveries::resends::{self, Counted, Wanted};
+use store::deliveries::resends::{self, MatchCount, ResendSelection};
 
 use uuid::Uuid;
 
@@ -31,7 +31,7 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
     bench
         .sql("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries")
         .await;
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state: Some(DeliveryState::Exhausted),
         since: time::OffsetDateTime::UNIX_EPOCH,
         until: None,
@@ -45,11 +45,11 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
     )
     .await
     .unwrap();
-    assert!(matches!(own, resends::Begun::Begun(_)));
+    assert!(matches!(own, resends::ResendStart::Begun(_)));
 
     let mut console = bench.as_role("console").await;
     let preview = asked::preview(&mut console, None, &wanted).await.unwrap();
-    let four = Counted {
+    let four = MatchCount {
         number: 4,
         all: true,
     };
@@ -122,7 +122,7 @@ async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so
               LATERAL (SELECT now() - CASE WHEN n > 2 THEN interval '3 days' ELSE interval '1 minute' END AS at) moment"
     );
     bench.sql(&sql).await;
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state: Some(DeliveryState::Delivered),
         since: runtime::clock::now() - Duration::from_hours(1),
         until: None,
@@ -133,7 +133,7 @@ async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so
         .unwrap();
     assert_eq!(
         preview.matching,
-        Counted {
+        MatchCount {
             number: 2,
             all: false,
         }

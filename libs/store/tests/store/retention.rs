@@ -12,8 +12,8 @@ use desk::operator::terms;
 use desk::retention::{self, DataClass, RetentionBacklog, RetentionBatch};
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
 use pg::actions::Mode;
-use store::deliveries::resends::Filter;
-use store::deliveries::{self, Claim};
+use store::deliveries::resends::DeliveryFilter;
+use store::deliveries::{self, DeliveryClaim};
 use store::orders::{self, NewOrder};
 use store::placements::{Progress, ReadyProfile};
 use time::Duration;
@@ -338,7 +338,7 @@ async fn an_erased_profile_is_not_resent_and_says_so_where_it_is_read() {
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     bench.step(DataClass::Profiles).await;
     let mut connection = bench.connection().await;
-    let filter = Filter::default();
+    let filter = DeliveryFilter::default();
     let id = delivery_id(&topup);
     let resent =
         desk::operator::deliveries::resend_one(&mut connection, id, &filter, applied()).await;
@@ -352,7 +352,7 @@ async fn an_erased_profile_is_not_resent_and_says_so_where_it_is_read() {
         )
         .await;
     bench.deliver_in(std::slice::from_ref(&topup), 0.0).await;
-    let claim = Claim::Due { lease: LEASE };
+    let claim = DeliveryClaim::Due { lease: LEASE };
     let claimed = deliveries::claim(&mut connection, &[delivery_id(&topup)], claim)
         .await
         .unwrap()

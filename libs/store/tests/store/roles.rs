@@ -213,7 +213,7 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
     bench
-        .set_events(partner, &[domain::event::Kind::TopupFailed])
+        .set_events(partner, &[domain::event::EventKind::TopupFailed])
         .await;
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;

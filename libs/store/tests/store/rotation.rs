@@ -14,7 +14,7 @@ use desk::{
 use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
 use pg::Transaction;
 use signing::{SecretKey, webhook::Secret};
-use store::deliveries::{self, Claim, Delivery};
+use store::deliveries::{self, ClaimedDelivery, DeliveryClaim};
 use vault::{Purpose, Vault};
 
 use crate::bench::{
@@ -166,8 +166,8 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert_eq!(pairs(&bench, &other.to_string()).await.len(), 1);
 }
 
-async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
-    let young = Claim::Fresh {
+async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<ClaimedDelivery> {
+    let young = DeliveryClaim::Fresh {
         younger_than: Duration::from_mins(1),
     };
     deliveries::claim(&mut *bench.connection().await, &ids(topups), young)
@@ -176,7 +176,7 @@ async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
         .deliveries
 }
 
-async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
+async fn taken(bench: &Bench, topups: &[TopupId]) -> ClaimedDelivery {
     young(bench, topups).await.remove(0)
 }
 
@@ -185,7 +185,7 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:1/")).await;
     let topups = bench.deliveries(partner, 1, true).await;
-    let open = |delivery: &Delivery| {
+    let open = |delivery: &ClaimedDelivery| {
         let open = |sealed: &Vec<u8>| {
             let first = EndpointKey::first(partner);
             let secret = partners::endpoints::open_secret(&VAULT, first, sealed);

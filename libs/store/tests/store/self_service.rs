@@ -9,12 +9,12 @@ use desk::self_service::{
     StoredWebhook, WebhookParts, WebhookPosition,
 };
 use domain::{
-    DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind, standing,
+    DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::EventKind, standing,
 };
 use pg::actions::Mode;
-use store::deliveries::events::{self, Page};
-use store::deliveries::resends::Filter;
-use store::orders::{self, Cancelled, NewOrder};
+use store::deliveries::events::{self, EventPage};
+use store::deliveries::resends::DeliveryFilter;
+use store::orders::{self, NewOrder, OrderCancellation};
 
 use uuid::Uuid;
 
@@ -30,7 +30,7 @@ pub const LONG_AGO: &str = "UPDATE deliveries SET attempted_at = now() - interva
                                created_at = now() - interval '3 min' WHERE topup_id = $1";
 
 impl Bench {
-    pub async fn cancel(&self, order: &NewOrder) -> Cancelled {
+    pub async fn cancel(&self, order: &NewOrder) -> OrderCancellation {
         let mut connection = self.connection().await;
         orders::cancel(
             &mut connection,
@@ -95,7 +95,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let bench = Bench::new().await;
     // Before its answer has left, an order is refused by its own request only.
     let early = bench.stored(order(PartnerId::new(), 1)).await;
-    let Cancelled::Undecided { order_id, rest } = bench.cancel(&early).await else {
+    let OrderCancellation::Undecided { order_id, rest } = bench.cancel(&early).await else {
         panic!("it may not be answered yet");
     };
     assert_eq!(order_id, early.order_id);
@@ -108,7 +108,10 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let mut connection = bench.connection().await;
     for (answered, done) in [(OrderId::new(), false), (early.order_id, true)] {
         let cancelled = orders::cancel(&mut connection, early.partner_id, id, Some(answered)).await;
-        assert_eq!(cancelled.unwrap() == Cancelled::Done(order_id), done);
+        assert_eq!(
+            cancelled.unwrap() == OrderCancellation::Done(order_id),
+            done
+        );
         if done {
             let (before, after) = bench.changed().await;
             assert_eq!(
@@ -124,10 +127,13 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
         partner_id: PartnerId::new(),
         ..waits.clone()
     };
-    assert_eq!(bench.cancel(&stranger).await, Cancelled::Unknown);
+    assert_eq!(bench.cancel(&stranger).await, OrderCancellation::Unknown);
     let waiting = waits.order_id;
-    assert_eq!(bench.cancel(&waits).await, Cancelled::Done(waiting));
-    assert_eq!(bench.cancel(&waits).await, Cancelled::Before(waiting));
+    assert_eq!(bench.cancel(&waits).await, OrderCancellation::Done(waiting));
+    assert_eq!(
+        bench.cancel(&waits).await,
+        OrderCancellation::Before(waiting)
+    );
     assert_eq!(
         bench.seen(&waits).await,
         (OrderState::Cancelled, vec![PartnerUnitState::Failed; 2])
@@ -163,9 +169,13 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
         let state = bench.state(id).await;
         let cancelled = bench.cancel(&order).await;
         if is_cancelled {
-            assert_eq!(cancelled, Cancelled::Done(order.order_id), "{state}");
+            assert_eq!(
+                cancelled,
+                OrderCancellation::Done(order.order_id),
+                "{state}"
+            );
         } else {
-            assert_eq!(cancelled, Cancelled::TooLate, "{state}");
+            assert_eq!(cancelled, OrderCancellation::TooLate, "{state}");
             assert_eq!(bench.everything(order.order_id).await, before, "{state}");
         }
     }
@@ -177,7 +187,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     };
     let two = bench.stored(two).await;
     bench.claim(&[placement(&two)]).await;
-    assert_eq!(bench.cancel(&two).await, Cancelled::TooLate);
+    assert_eq!(bench.cancel(&two).await, OrderCancellation::TooLate);
     assert_eq!(
         bench.state(two.placements[1].placement_id).await,
         "accepted"
@@ -195,10 +205,10 @@ async fn a_claim_and_a_cancellation_exclude_each_other() {
         let (claimed, cancel) = tokio::join!(bench.claim(&ids), bench.cancel(&order));
         let expected = if claimed.is_empty() {
             cancelled += 1;
-            (Cancelled::Done(order.order_id), "refused")
+            (OrderCancellation::Done(order.order_id), "refused")
         } else {
             bought += 1;
-            (Cancelled::TooLate, "placing")
+            (OrderCancellation::TooLate, "placing")
         };
         let state = bench.state(ids[0]).await;
         assert_eq!((cancel, state.as_str()), expected);
@@ -435,7 +445,7 @@ async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
         .await;
     let shown = async || {
         let mut connection = bench.connection().await;
-        let page = Page {
+        let page = EventPage {
             before: None,
             limit: 10,
         };
@@ -545,7 +555,7 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     bench
-        .set_events(partner, &[Kind::TopupFailed, Kind::KeyExpiring])
+        .set_events(partner, &[EventKind::TopupFailed, EventKind::KeyExpiring])
         .await;
     let failed = bench
         .stored(NewOrder {
@@ -584,7 +594,7 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     assert_eq!(rest[0].id, page[1].id);
 
     // What is no longer wanted, or not true, has a place in the list and no content.
-    bench.set_events(partner, &[Kind::TopupFailed]).await;
+    bench.set_events(partner, &[EventKind::TopupFailed]).await;
     let revived = "UPDATE topups SET state = 'pending' WHERE topup_id = $1";
     bench.set(revived, &topups(&failed)[0]).await;
     let page = bench.webhooks(partner, &start, 10).await;
@@ -604,7 +614,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
             .await
             .unwrap()
     };
-    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    bench.set_events(partner, &[EventKind::KeyExpiring]).await;
     assert!(matches!(make().await, KeyExpiryResult::Due(_)));
     bench.set_events(partner, &[]).await;
     let looked = bench.claim_due_deliveries(&look(10, 10)).await;
@@ -616,7 +626,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
         )
         .await;
     assert_eq!(left, 0);
-    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    bench.set_events(partner, &[EventKind::KeyExpiring]).await;
     let again = make().await;
     assert!(matches!(again, KeyExpiryResult::TooSoon(_)), "{again:?}");
 }
@@ -625,7 +635,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
 async fn only_a_sandbox_account_makes_events() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    bench.set_events(partner, &[EventKind::KeyExpiring]).await;
     let live = "UPDATE partners SET environment = 'live' WHERE partner_id::text = $1";
     bench.set(live, partner).await;
     let made = self_service::expire_keys(&mut *bench.connection().await, partner, MINUTE).await;
@@ -647,22 +657,22 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     bench.set(DELIVERED, &topup).await;
     let now = runtime::clock::now();
-    let one = Filter::default();
-    let mine = Filter {
+    let one = DeliveryFilter::default();
+    let mine = DeliveryFilter {
         partner_id: Some(partner),
         since: Some(now - MINUTE),
         until: Some(now + MINUTE),
         ..one
     };
-    let earlier = Filter {
+    let earlier = DeliveryFilter {
         until: Some(now - MINUTE),
         ..one
     };
-    let later = Filter {
+    let later = DeliveryFilter {
         since: Some(now + MINUTE),
         ..one
     };
-    let anothers = Filter {
+    let anothers = DeliveryFilter {
         partner_id: Some(PartnerId::new()),
         ..one
     };

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
-use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
+use store::placements::{
+    self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
+};
 
 use crate::bench::{
     Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order,
@@ -34,7 +36,7 @@ impl Bench {
         order
     }
 
-    async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), pg::Error> {
+    async fn try_settle(&self, settlements: &[PlacementSettlement]) -> Result<(), pg::Error> {
         placements::settle(&mut *self.connection().await, settlements)
             .await
             .map(drop)
@@ -124,12 +126,13 @@ async fn a_provider_unit_is_assigned_once() {
     let order = bench.placing(1).await;
     let id = placement(&order);
     let topup = &topups(&order)[0];
-    let named = |name: &str, progress: Progress| Unit {
+    let named = |name: &str, progress: Progress| SettledUnit {
         provider_unit_id: name.to_owned(),
         ..unit(topup, progress)
     };
-    let settle =
-        async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
+    let settle = async |units: Vec<SettledUnit>| {
+        bench.settle(&[bought(id, 1, units, false)]).await.remove(0)
+    };
     settle(vec![named("first", Progress::Pending)]).await;
     settle(vec![named("second", Progress::Pending)]).await;
     let statement = "SELECT provider_unit_id FROM esims WHERE topup_id = $1";
@@ -161,7 +164,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
-    let same_unit = Unit {
+    let same_unit = SettledUnit {
         provider_unit_id: sold.provider_unit_id.clone(),
         ..ready(topup)
     };
@@ -190,7 +193,9 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     // Another provider may use the same id of a unit, but has neither the same ICCID nor the same code.
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
-    bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
+    bench
+        .claim_as("elsewhere", &[id], PlacementClaim::Fresh)
+        .await;
     let topup = &topups(&third)[0];
     let sold_code = Progress::Ready(ReadyProfile {
         iccid: iccid(topup),
@@ -206,7 +211,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
         assert_eq!(error.constraint(), Some(constraint));
         assert!(error.is_about_data());
     }
-    let unit = Unit {
+    let unit = SettledUnit {
         provider_unit_id: sold.provider_unit_id,
         ..ready(topup)
     };
@@ -351,12 +356,12 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
     let id = placement(&order);
-    let outcome = Outcome::Bought {
+    let outcome = AttemptOutcome::Bought {
         reference: None,
         units: Vec::new(),
         listed: 0,
         collect_in: Some(Duration::from_hours(1)),
-        park: Some(domain::reason::Code::ProfilesLate.into()),
+        park: Some(domain::reason::ReasonCode::ProfilesLate.into()),
         announced: false,
     };
     for _ in 0..2 {
@@ -399,7 +404,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     spoiled[7] = bought(
         id(6),
         1,
-        vec![Unit {
+        vec![SettledUnit {
             topup_id: topups(&orders[6])[0].clone(),
             ..sold
         }],
@@ -522,7 +527,7 @@ async fn the_reference_of_a_purchase_is_kept_and_claimed() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
     let id = placement(&order);
-    let bought = |reference: Option<&str>| Outcome::Bought {
+    let bought = |reference: Option<&str>| AttemptOutcome::Bought {
         reference: reference.map(str::to_owned),
         units: Vec::new(),
         listed: 0,
@@ -547,7 +552,7 @@ async fn the_reference_of_an_unexpected_purchase_is_kept() {
     let bench = Bench::new().await;
     let order = bench.placing_again().await;
     let id = placement(&order);
-    let late = Outcome::Bought {
+    let late = AttemptOutcome::Bought {
         reference: Some("B2".to_owned()),
         units: Vec::new(),
         listed: 0,

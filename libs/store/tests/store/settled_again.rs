@@ -2,7 +2,7 @@
 //! by another process that has fetched the same profiles.
 
 use domain::TopupId;
-use store::placements::{Progress, Unit};
+use store::placements::{Progress, SettledUnit};
 use uuid::Uuid;
 
 use crate::bench::{
@@ -10,7 +10,7 @@ use crate::bench::{
 };
 
 /// The profile of a topup as another process has fetched it, with a delivery id of its own.
-pub fn ready_elsewhere(topup: &TopupId) -> Unit {
+pub fn ready_elsewhere(topup: &TopupId) -> SettledUnit {
     let mut unit = ready(topup);
     if let Progress::Ready(profile) = &mut unit.progress {
         profile.delivery_id = Uuid::now_v7().into();
@@ -22,7 +22,7 @@ pub fn ready_elsewhere(topup: &TopupId) -> Unit {
 async fn a_repeated_settlement_changes_nothing() {
     let bench = Bench::new().await;
     let order = bench.placing(2).await;
-    let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
+    let units: Vec<SettledUnit> = topups(&order).iter().map(ready).collect();
     let purchase = [bought(placement(&order), 1, units, true)];
     assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
     let before = bench.everything(order.order_id).await;

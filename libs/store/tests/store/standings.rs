@@ -18,9 +18,11 @@ use desk::{
     self_service,
 };
 use domain::{
-    GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
-    reason::Code,
-    standing::{Actor, DeliveryState, EndpointState, Hold, Shown, Standing, Stop, UnitState},
+    GiveBackState, MaybeStored, PlacementState, Reason, Stored, StoredReason,
+    reason::ReasonCode,
+    standing::{
+        DeliveryState, EndpointState, Hold, NextActor, ShownState, Standing, Stop, UnitState,
+    },
 };
 use strum::VariantArray;
 use time::{OffsetDateTime, macros::datetime};
@@ -159,7 +161,7 @@ fn lives(silent: Option<Stage>) -> Vec<StageProcesses> {
 }
 
 /// An order with one unit in this state.
-fn order(state: UnitState, reason: Option<Code>) -> OrderView {
+fn order(state: UnitState, reason: Option<ReasonCode>) -> OrderView {
     let is_ready = matches!(state, UnitState::Ready | UnitState::Returned);
     let placement = if state == UnitState::Parked {
         PlacementState::Parked
@@ -185,7 +187,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             provider: "usimsa".into(),
             state: Stored::Known(placement),
             attempt: 1,
-            reason: Why::default(),
+            reason: StoredReason::default(),
             attempted_at: Some(created_at),
             placed_at: is_ready.then_some(created_at),
             lane: "jp".into(),
@@ -204,7 +206,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             placement_id: Uuid::nil(),
             state: Stored::Known(state),
             is_parked: false,
-            reason: Why(reason.map(Reason::from)),
+            reason: StoredReason(reason.map(Reason::from)),
             has_unit: is_ready,
             iccid: None,
             ready_at: is_ready.then_some(created_at),
@@ -305,14 +307,18 @@ fn all() -> Vec<(String, OrderView)> {
         one.placements[0].stop = Some(stop);
         add(format!("not bought yet, buying stopped {name}"), one);
     }
-    for code in Code::VARIANTS {
+    for code in ReasonCode::VARIANTS {
         let name: &str = code.into();
         add(
             format!("parked: {name}"),
             order(UnitState::Parked, Some(*code)),
         );
     }
-    for code in [Code::Rejected, Code::UnitFailed, Code::GivenUp] {
+    for code in [
+        ReasonCode::Rejected,
+        ReasonCode::UnitFailed,
+        ReasonCode::GivenUp,
+    ] {
         let name: &str = code.into();
         add(
             format!("failed: {name}"),
@@ -363,9 +369,9 @@ fn everybody_is_told_what_the_table_says() {
     for (name, order) in all() {
         let standing = order.standing(&order.topups[0]);
         let who = match standing.must_act() {
-            Actor::Nobody => "nobody",
-            Actor::Partner => "the partner",
-            Actor::Operator => "an operator",
+            NextActor::Nobody => "nobody",
+            NextActor::Partner => "the partner",
+            NextActor::Operator => "an operator",
         };
         let sentence = story::sentence(&order, NOW);
         let sentence = sentence.split_once(": ").unwrap().1;
@@ -466,10 +472,10 @@ fn nobody_must_act_exactly_when_attention_asks_for_nobody_on_our_side() {
         let standing = order.standing(&order.topups[0]);
         let asks = finding(standing).is_some_and(|(_, needs_person)| needs_person);
         match standing.must_act() {
-            Actor::Nobody => assert!(!asks, "{name}"),
-            Actor::Operator => assert!(asks, "{name}"),
+            NextActor::Nobody => assert!(!asks, "{name}"),
+            NextActor::Operator => assert!(asks, "{name}"),
             // Attention shows what has ended, and what the partner can end by itself it does not.
-            Actor::Partner => {}
+            NextActor::Partner => {}
         }
     }
 }
@@ -569,7 +575,7 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
 
         let event = deliveries::resendable(&mut connection, event.into()).await;
         let is_true = !event.unwrap().unwrap().gone;
-        assert_eq!(is_true, shown == Shown::Failed, "{row:?}");
+        assert_eq!(is_true, shown == ShownState::Failed, "{row:?}");
 
         let mut order = orders::read(&mut connection, &[head.order_id.uuid()])
             .await
@@ -584,9 +590,9 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
         assert_eq!(order.standing(&order.topups[0]).shown(), shown, "{row:?}");
         let sentence = story::sentence(&order, runtime::clock::now());
         for (one, words) in [
-            (Shown::Returned, "given back"),
-            (Shown::Ready, "ready"),
-            (Shown::Failed, "failed"),
+            (ShownState::Returned, "given back"),
+            (ShownState::Ready, "ready"),
+            (ShownState::Failed, "failed"),
         ] {
             assert_eq!(
                 sentence.contains(words),

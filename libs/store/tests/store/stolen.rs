@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use accounts::profile::Profile;
 use desk::self_service::{self, WebhookPosition};
-use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::Kind};
+use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::EventKind};
 use pg::schema::{self, DatabaseRole, ROLES};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::deliveries::{self, Claim, Content};
+use store::deliveries::{self, DeliveryClaim, DeliveryContent};
 use store::esim_requests;
 use testkit::rows;
 use time::OffsetDateTime;
@@ -508,13 +508,13 @@ async fn ready_unit(bench: &Bench, partner: PartnerId) -> TopupId {
 }
 
 /// Whether the notifier could send the code of a claimed delivery to where it goes.
-fn could_be_sent(delivery: &deliveries::Delivery) -> bool {
+fn could_be_sent(delivery: &deliveries::ClaimedDelivery) -> bool {
     match &delivery.content {
-        Content::Esim(esim) => {
+        DeliveryContent::Esim(esim) => {
             delivery.target.url.is_some()
                 && Profile::open(&VAULT, delivery.partner_id, &esim.topup_id, &esim.profile).is_ok()
         }
-        Content::Event(_) => false,
+        DeliveryContent::Event(_) => false,
     }
 }
 
@@ -595,9 +595,13 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
 
     let mut connection = bench.connection().await;
     let younger_than = LEASE;
-    let known = deliveries::claim(&mut connection, &forged, Claim::Fresh { younger_than })
-        .await
-        .unwrap();
+    let known = deliveries::claim(
+        &mut connection,
+        &forged,
+        DeliveryClaim::Fresh { younger_than },
+    )
+    .await
+    .unwrap();
     let target = known
         .targets
         .iter()
@@ -610,7 +614,7 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let learned = deliveries::claim(
         &mut connection,
         &[delivery_id(&any)],
-        Claim::Fresh { younger_than },
+        DeliveryClaim::Fresh { younger_than },
     )
     .await
     .unwrap();
@@ -632,7 +636,7 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let own = deliveries::claim(
         &mut connection,
         &[delivery_id(&topup)],
-        Claim::Fresh { younger_than },
+        DeliveryClaim::Fresh { younger_than },
     )
     .await
     .unwrap();
@@ -646,7 +650,7 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
     let bench = Bench::new().await;
     let victim = bench.partner(Some("https://victim.example/")).await;
     let thief = bench.partner(Some("https://thief.example/")).await;
-    bench.set_events(thief, &Kind::choices()).await;
+    bench.set_events(thief, &EventKind::choices()).await;
     let topup = bench.deliveries(victim, 1, false).await.remove(0);
     let own = bench.deliveries(thief, 1, false).await.remove(0);
     bench
@@ -664,7 +668,7 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
         (&own, &topup, false),
         (&own, &own, true),
     ] {
-        for kind in Kind::choices() {
+        for kind in EventKind::choices() {
             let id = DeliveryId::new();
             let forge = format!(
                 "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at)
@@ -686,12 +690,12 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
             // A forged message cannot have it sent before its time.
             for (claim, is_sent) in [
                 (
-                    Claim::Fresh {
+                    DeliveryClaim::Fresh {
                         younger_than: LEASE,
                     },
                     false,
                 ),
-                (Claim::Due { lease: LEASE }, is_sent),
+                (DeliveryClaim::Due { lease: LEASE }, is_sent),
             ] {
                 let claimed = deliveries::claim(&mut connection, &[id], claim).await;
                 let claimed = claimed.unwrap().deliveries.len();

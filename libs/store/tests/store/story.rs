@@ -12,7 +12,7 @@ use desk::operator::{
 use domain::{
     PartnerId,
     placement::Resolution,
-    standing::{Actor, Standing},
+    standing::{NextActor, Standing},
 };
 use pg::Transaction;
 use pg::actions::{self, Action, ActionChange};
@@ -386,7 +386,7 @@ async fn a_unit_that_one_of_two_endpoints_does_not_take_is_not_told_as_delivered
         .sql("UPDATE deliveries SET state = 'exhausted' WHERE endpoint_id IS NOT NULL")
         .await;
     let (sentence, standing) = told(&bench, id).await;
-    assert_eq!(standing.must_act(), Actor::Partner, "{sentence}");
+    assert_eq!(standing.must_act(), NextActor::Partner, "{sentence}");
     let undelivered = orders::undelivered(&mut connection, &[id]).await.unwrap();
     assert_eq!(undelivered[&id].given_up, 1);
 
@@ -429,7 +429,7 @@ async fn while_a_stage_is_dead_everybody_is_told_that_the_order_waits_for_us() {
         "{sentence}"
     );
     assert_eq!((standing, findings().await), (Standing::Stalled, 1));
-    assert_eq!(standing.must_act(), Actor::Operator);
+    assert_eq!(standing.must_act(), NextActor::Operator);
     bench.sql(lives).await;
     assert!(told(&bench, id).await.0.contains("being bought"));
 
@@ -446,11 +446,11 @@ async fn while_a_stage_is_dead_everybody_is_told_that_the_order_waits_for_us() {
     );
     assert_eq!(
         (standing.must_act(), findings().await),
-        (Actor::Operator, 1)
+        (NextActor::Operator, 1)
     );
     bench.sql(lives).await;
     let (sentence, standing) = told(&bench, id).await;
-    assert_eq!(standing.must_act(), Actor::Nobody, "{sentence}");
+    assert_eq!(standing.must_act(), NextActor::Nobody, "{sentence}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use domain::PartnerId;
 use sqlx::Connection;
 use store::{
     Swept, deliveries, placements,
-    work::{self, Kind},
+    work::{self, WorkKind},
 };
 use testkit::wait::until;
 
@@ -178,7 +178,12 @@ async fn the_lookout_hears_of_each_kind_that_is_due() {
     placements::defer(&mut connection, &[placement(&order)])
         .await
         .unwrap();
-    let kinds = [Kind::BuyAgain, Kind::Buy, Kind::Buy, Kind::Deliver];
+    let kinds = [
+        WorkKind::BuyAgain,
+        WorkKind::Buy,
+        WorkKind::Buy,
+        WorkKind::Deliver,
+    ];
     let providers = [PROVIDER, PROVIDER, "another", ""].map(str::to_owned);
     let due = work::are_due(&mut connection, &kinds, &providers).await;
     assert_eq!(due.unwrap(), [false, true, false, false]);

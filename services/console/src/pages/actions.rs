@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{Command, PartnerId, command::Counts};
+use domain::{Command, PartnerId, command::CountedRows};
 use pg::{
     PgConnection,
     actions::{self, ActionFilter, RecordedAction},
@@ -253,8 +253,8 @@ fn row(action: RecordedAction, names: &HashMap<Uuid, String>, times: &Times) -> 
         },
         who: action.operator,
         webhooks: match action.command.known().map(Command::counts) {
-            Some(Counts::Webhooks) => number(action.affected),
-            Some(Counts::Rows | Counts::Nothing) | None => String::new(),
+            Some(CountedRows::Webhooks) => number(action.affected),
+            Some(CountedRows::Rows | CountedRows::Nothing) | None => String::new(),
         },
         done: acts::done(&action.command).to_owned(),
         what: action.command.to_string(),

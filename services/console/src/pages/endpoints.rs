@@ -14,7 +14,7 @@ use pg::{
     transaction,
 };
 use store::deliveries::{
-    endpoints::{self, Endpoint},
+    endpoints::{self, ListedEndpoint},
     events::{self, Tested},
 };
 use time::OffsetDateTime;
@@ -57,7 +57,7 @@ pub(crate) struct FailingRow {
 /// At most `most` of those of the newest look, the ones with the most waiting webhooks first.
 pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> FailingEndpoints {
     let all = report.endpoints.iter();
-    let mut found: Vec<&Endpoint> = all
+    let mut found: Vec<&ListedEndpoint> = all
         .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
         .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != EndpointState::NoUrl)
         .collect();
@@ -82,12 +82,12 @@ pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> Fail
 }
 
 /// Since when an endpoint has not taken its webhooks.
-pub(crate) fn since(endpoint: &Endpoint) -> Option<OffsetDateTime> {
+pub(crate) fn since(endpoint: &ListedEndpoint) -> Option<OffsetDateTime> {
     endpoint.failing_since.or(endpoint.exhausted_since)
 }
 
 /// How the state of an endpoint is coloured.
-pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
+pub(crate) fn endpoint_class(endpoint: &ListedEndpoint) -> &'static str {
     match endpoint.state.known() {
         Some(EndpointState::Open) if endpoint.failures > 0 => "warn",
         Some(EndpointState::Open) => "good",
@@ -103,7 +103,7 @@ pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
 
 /// The state of an endpoint in words. One that is probed is still blocked until its test is
 /// acknowledged; [`next_test`] says when the test is.
-pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
+pub(crate) fn endpoint_state(endpoint: &ListedEndpoint) -> Cow<'static, str> {
     if endpoint.state == EndpointState::Open {
         let is_well = endpoint.failures == 0;
         let word = if is_well {
@@ -128,7 +128,7 @@ pub(crate) fn endpoint_words(state: EndpointState) -> &'static str {
 }
 
 /// When a blocked endpoint is tested next. A time that has passed means that the test is due.
-pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
+pub(crate) fn next_test(endpoint: &ListedEndpoint, now: OffsetDateTime) -> Option<String> {
     let until = endpoint.blocked_until?;
     Some(if until > now {
         format!("next test {}", relative(now, until))
@@ -139,7 +139,7 @@ pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<Stri
 
 /// The action that an endpoint offers to this session.
 pub(crate) fn endpoint_form(
-    endpoint: &Endpoint,
+    endpoint: &ListedEndpoint,
     session: &ConsoleSession,
     back: &str,
 ) -> Option<ReasonForm> {
@@ -169,7 +169,7 @@ pub(crate) fn endpoint_form(
 
 /// The acts on an endpoint beside its pause: a test, and a look at its whole URL.
 pub(crate) fn further_forms(
-    endpoint: &Endpoint,
+    endpoint: &ListedEndpoint,
     session: &ConsoleSession,
     back: &str,
 ) -> Vec<ReasonForm> {
@@ -206,7 +206,7 @@ pub(crate) fn further_forms(
 }
 
 /// What resuming an endpoint does, and what to know before.
-fn resuming(endpoint: &Endpoint) -> String {
+fn resuming(endpoint: &ListedEndpoint) -> String {
     let first = match endpoint.state.known() {
         Some(EndpointState::PausedByPartner) => {
             "The partner has paused this endpoint itself, so ask the partner first. The pause ends"

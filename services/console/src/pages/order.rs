@@ -19,8 +19,8 @@ use domain::{
 };
 use pg::{PgConnection, actions::Mode};
 use store::deliveries::{
-    endpoints::{self, Endpoint},
-    resends::Filter,
+    endpoints::{self, ListedEndpoint},
+    resends::DeliveryFilter,
 };
 
 use crate::{
@@ -179,7 +179,7 @@ pub(super) struct SentRow {
 fn sent(
     order: &OrderView,
     unit: &TopupView,
-    endpoints: &[Endpoint],
+    endpoints: &[ListedEndpoint],
     session: &ConsoleSession,
 ) -> Vec<SentRow> {
     let times = &session.times;
@@ -190,7 +190,7 @@ fn sent(
         let answer = one.error.map(str::to_owned).or(status);
         SentRow {
             path: one.delivery_id.map(|id| format!("/webhooks/{id}")),
-            host: its.map_or_else(|| "a removed endpoint".to_owned(), Endpoint::host),
+            host: its.map_or_else(|| "a removed endpoint".to_owned(), ListedEndpoint::host),
             state: one.standing.label(),
             class: track::class(one.standing),
             tries: number(one.attempts),
@@ -359,7 +359,7 @@ pub(super) fn unit_row(
     app: &App,
     order: &OrderView,
     unit: &TopupView,
-    (endpoints, session): (&[Endpoint], &ConsoleSession),
+    (endpoints, session): (&[ListedEndpoint], &ConsoleSession),
 ) -> UnitRow {
     let now = session.times.now;
     let held = held(order, unit, now);
@@ -496,7 +496,7 @@ struct Found {
     partner: String,
     sentence: String,
     steps: Vec<OrderStep>,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<ListedEndpoint>,
 }
 
 async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, pg::Error> {
@@ -543,10 +543,10 @@ pub(crate) async fn resend(
         let Some(id) = deliveries::find(&mut *connection, &webhook).await? else {
             return Ok(None);
         };
-        let filter = Filter {
+        let filter = DeliveryFilter {
             state: Some(state),
             attempt: Some(attempt),
-            ..Filter::default()
+            ..DeliveryFilter::default()
         };
         let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
         Ok::<_, pg::Error>(Some(resent.resent))

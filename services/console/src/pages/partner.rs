@@ -21,7 +21,7 @@ use desk::{
 use domain::{PartnerId, standing::EndpointState};
 use pg::PgConnection;
 use store::{
-    deliveries::endpoints::{self, Endpoint},
+    deliveries::endpoints::{self, ListedEndpoint},
     figures::{self, Count, Measure},
 };
 use time::OffsetDateTime;
@@ -264,7 +264,7 @@ fn oldest(report: &HealthReport, id: PartnerId, times: &Times) -> String {
 
 struct Found {
     partner: Partner,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<ListedEndpoint>,
     /// The tries of a day, by endpoint.
     attempts: BTreeMap<String, Count>,
     /// The last answers, by endpoint.
@@ -414,7 +414,7 @@ fn in_words(units: Units, is_refused: bool) -> String {
     format!("{total}: {}", parts.join(", "))
 }
 fn endpoint_row(
-    (endpoint, count, last): (&Endpoint, Option<&Count>, Option<&LastAnswers>),
+    (endpoint, count, last): (&ListedEndpoint, Option<&Count>, Option<&LastAnswers>),
     session: &ConsoleSession,
     back: &str,
     now: OffsetDateTime,

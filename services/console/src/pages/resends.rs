@@ -17,7 +17,7 @@ use domain::{
     standing::{DeliveryState, EndpointState},
 };
 use pg::PgConnection;
-use store::deliveries::resends::{Counted, Wanted};
+use store::deliveries::resends::{MatchCount, ResendSelection};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -253,7 +253,7 @@ pub(crate) async fn preview(
     let until = runtime::clock::now();
     let since = until - age.map_err(Problem::Invalid)?;
     // The resend that follows has this end, so that webhooks of later are not among its own.
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state,
         since,
         until: Some(until),
@@ -274,7 +274,7 @@ pub(crate) async fn preview(
         let asked = asked.filter_map(|name| Some((name, query.get(name)?)));
         address("/resends/preview", asked.chain([("all", "1")]))
     });
-    let how_many = |matching: Counted| {
+    let how_many = |matching: MatchCount| {
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
     };
@@ -359,7 +359,7 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
     let since = moment("from")?;
     let until = moment("until")?;
     check_range(since, until, runtime::clock::now())?;
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state: state(fields)?,
         since,
         until: Some(until),

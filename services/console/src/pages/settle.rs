@@ -20,7 +20,7 @@ use pg::{
     PgConnection,
     actions::{self, Mode},
 };
-use store::placements::asked::{self, Answer};
+use store::placements::asked::{self, ProviderAnswer};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -181,7 +181,7 @@ fn ids(list: &str) -> HashSet<Uuid> {
 fn found(
     one: &ListedPlacement,
     list: Option<&HashSet<Uuid>>,
-    answer: Option<&Answer>,
+    answer: Option<&ProviderAnswer>,
     times: &Times,
 ) -> (Found, &'static str, String, String) {
     if let Some(list) = list {
@@ -222,7 +222,7 @@ fn found(
 fn row(
     one: &ListedPlacement,
     list: Option<&HashSet<Uuid>>,
-    answer: Option<&Answer>,
+    answer: Option<&ProviderAnswer>,
     times: &Times,
 ) -> Row {
     let (found, class, says, detail) = found(one, list, answer, times);
@@ -267,7 +267,7 @@ async fn shown(
     app: &App,
     session: &ConsoleSession,
     on_hold: OnHold,
-    (answers, list): (&HashMap<Uuid, Answer>, Option<&HashSet<Uuid>>),
+    (answers, list): (&HashMap<Uuid, ProviderAnswer>, Option<&HashSet<Uuid>>),
     asked: Option<usize>,
 ) -> Result<Response, Problem> {
     let OnHold {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use desk::operator::orders::{OrderView, TopupView};
 use domain::{
     PlacementState,
-    standing::{Actor, DeliveryState, EndpointState, Standing, UnitState},
+    standing::{DeliveryState, EndpointState, NextActor, Standing, UnitState},
 };
 use time::{Duration, OffsetDateTime};
 
@@ -37,8 +37,8 @@ pub(super) fn products(order: &OrderView) -> String {
 /// arrived is good news.
 pub(super) fn class(standing: Standing) -> &'static str {
     match standing.must_act() {
-        Actor::Partner | Actor::Operator => "bad",
-        Actor::Nobody => match standing {
+        NextActor::Partner | NextActor::Operator => "bad",
+        NextActor::Nobody => match standing {
             Standing::Delivered | Standing::SentAgain => "good",
             Standing::Failed => "bad",
             _ => "",

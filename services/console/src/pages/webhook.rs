@@ -141,7 +141,7 @@ pub(crate) async fn show(
         .find(|one| one.endpoint_id == view.endpoint_id.uuid());
     let host = its.map_or_else(
         || "an endpoint that was removed".to_owned(),
-        endpoints::Endpoint::host,
+        endpoints::ListedEndpoint::host,
     );
     let sentence = sentence(&view, &host, &tries);
     let first = tries.first().map_or(view.created_at, |one| one.at);

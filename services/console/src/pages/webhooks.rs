@@ -15,7 +15,7 @@ use desk::operator::{
 use domain::{Stored, standing::DeliveryState};
 use pg::PgConnection;
 use store::{
-    deliveries::{View, resends::Filter},
+    deliveries::{View, resends::DeliveryFilter},
     providers,
 };
 use time::Duration;
@@ -145,12 +145,12 @@ async fn read(
     let window = Window::of(query, times);
     let wanted = query.get("state");
     let state = STATES.iter().find(|(key, _)| Some(*key) == wanted);
-    let filter = Filter {
+    let filter = DeliveryFilter {
         partner_id: named.id(),
         state: state.and_then(|(key, _)| key.parse().ok()),
         since: window.since,
         until: window.until,
-        ..Filter::default()
+        ..DeliveryFilter::default()
     };
     let of = DeliveryScope {
         option_id: product.id(),

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use console::access::OperatorRole;
-use domain::{HistoryKind, PlacementId, Reason, reason::Code};
+use domain::{HistoryKind, PlacementId, Reason, reason::ReasonCode};
 use pg::PgConnection;
 use store::placements::asked;
 use uuid::Uuid;
@@ -127,7 +127,7 @@ async fn noted(connection: &mut PgConnection, id: PlacementId, kind: HistoryKind
         .fetch_one(&mut *connection)
         .await
         .unwrap();
-    let failed = Reason::with(Code::OutcomeUnknown, "it answers 500");
+    let failed = Reason::with(ReasonCode::OutcomeUnknown, "it answers 500");
     let reason = (kind == HistoryKind::Unknown).then_some(&failed);
     let attempt = attempt.try_into().unwrap();
     asked::note(connection, id, attempt, kind, reason)

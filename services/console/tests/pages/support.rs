@@ -24,9 +24,12 @@ use runtime::{Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use store::{
-    deliveries::resends::Wanted,
+    deliveries::resends::ResendSelection,
     orders::{self, NewOrder, NewPlacement, NewTopup},
-    placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit},
+    placements::{
+        self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile,
+        SettledUnit, Statements,
+    },
     providers::{self, AfterDelivery},
 };
 use testkit::{database::Database, ports, settings::MASTER_KEY, wait};
@@ -160,7 +163,7 @@ impl Bench {
     /// Starts a resend, which runs until it is cancelled because there is no notifier here.
     pub async fn resend(&self) -> Uuid {
         let mut connection = self.database.connect().await.unwrap();
-        let wanted = Wanted {
+        let wanted = ResendSelection {
             state: Some(DeliveryState::Exhausted),
             since: clock::now() - PATIENCE * 60,
             until: None,
@@ -330,7 +333,7 @@ async fn store_order(
         connection,
         "sandbox",
         &[placement_id],
-        Claim::Fresh,
+        PlacementClaim::Fresh,
         PATIENCE,
     )
     .await
@@ -339,7 +342,7 @@ async fn store_order(
         code: ActivationCode::new("smdp.example.com", CODE).unwrap(),
         expired_date: "2027-01-29".to_owned(),
     };
-    let unit = Unit {
+    let unit = SettledUnit {
         topup_id: topup.clone(),
         provider_unit_id: "unit-1".to_owned(),
         progress: Progress::Ready(ReadyProfile {
@@ -348,10 +351,10 @@ async fn store_order(
             delivery_id: DeliveryId::new(),
         }),
     };
-    let settlement = Settlement {
+    let settlement = PlacementSettlement {
         placement_id,
         attempt: claimed[0].attempt,
-        outcome: Outcome::Bought {
+        outcome: AttemptOutcome::Bought {
             reference: Some("P-4711".into()),
             units: vec![unit],
             listed: 1,

@@ -18,7 +18,7 @@ use desk::operator::{
 use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
 use pg::{PgConnection, config::MasterKeyConfig};
 use serde_json::json;
-use store::deliveries::{View, resends::Filter};
+use store::deliveries::{View, resends::DeliveryFilter};
 use vault::{Keyring, Purpose, Vault};
 
 use crate::{
@@ -120,12 +120,12 @@ async fn list_all(asked: &DeliveryListArgs, console: &Console) -> anyhow::Result
     let mut connection = console.connect().await?;
     let listing = &asked.listing;
     let named = listing.named(&mut connection).await?;
-    let filter = Filter {
+    let filter = DeliveryFilter {
         partner_id: named.partner_id,
         state: asked.state,
         since: listing.since,
         until: listing.until,
-        ..Filter::default()
+        ..DeliveryFilter::default()
     };
     let of = DeliveryScope {
         option_id: named.option_id,

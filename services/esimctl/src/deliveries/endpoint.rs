@@ -9,7 +9,7 @@ use desk::operator;
 use domain::{EndpointId, EndpointKey};
 use pg::PgConnection;
 use serde_json::json;
-use store::deliveries::endpoints::{self, Endpoint};
+use store::deliveries::endpoints::{self, ListedEndpoint};
 
 use crate::{
     confirm::ChangeAuthor,
@@ -124,7 +124,7 @@ pub async fn run(command: &EndpointCommand, console: &Console) -> anyhow::Result
     })
 }
 
-fn row(endpoint: &Endpoint) -> TableRow<9> {
+fn row(endpoint: &ListedEndpoint) -> TableRow<9> {
     cells!(endpoint:
         endpoint_id, partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
         pending, exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),

@@ -10,7 +10,7 @@ use pg::PgConnection;
 use serde_json::{Value, json};
 use store::deliveries::{
     View,
-    events::{self, Page},
+    events::{self, EventPage},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub async fn list(partner: &str, limit: u32, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, partner).await?;
-    let page = Page {
+    let page = EventPage {
         before: None,
         limit: limit.into(),
     };

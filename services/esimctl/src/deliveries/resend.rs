@@ -18,7 +18,7 @@ use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
 use runtime::moment::past;
 use serde_json::json;
-use store::deliveries::resends::{Counted, Filter, Resent, Wanted};
+use store::deliveries::resends::{DeliveryFilter, MatchCount, ResendSelection, Resent};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -175,7 +175,7 @@ async fn start(
     console: &Console,
 ) -> anyhow::Result<()> {
     let partner = find_id(connection, asked.partner.as_ref()).await?;
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state: asked.state.state(),
         since,
         until: asked.until,
@@ -215,7 +215,7 @@ async fn start_one(
 ) -> anyhow::Result<()> {
     let found = delivery::find(connection, id).await?;
     delivery::check_resend(connection, found, id).await?;
-    let filter = Filter::default();
+    let filter = DeliveryFilter::default();
     let preview = deliveries::resend_one(connection, found, &filter, Mode::Preview).await?;
     let shown = |resent: &Resent, dry_run: bool| {
         let mut shown = json!(resent);
@@ -249,7 +249,7 @@ async fn start_one(
 }
 
 /// A number that may be only the least one.
-fn counted(matching: Counted) -> String {
+fn counted(matching: MatchCount) -> String {
     let least = if matching.all { "" } else { "at least " };
     format!("{least}{}", matching.number)
 }

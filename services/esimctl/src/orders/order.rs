@@ -17,7 +17,7 @@ use desk::{
         words::counted,
     },
 };
-use domain::{PlacementState, TopupId, standing::Actor};
+use domain::{PlacementState, TopupId, standing::NextActor};
 use pg::PgConnection;
 use serde::Serialize;
 use serde_json::json;
@@ -359,8 +359,8 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             .collect();
         let further = Some(further.join("; ")).filter(|further| !further.is_empty());
         let next = match standing.must_act() {
-            Actor::Nobody => None,
-            Actor::Partner | Actor::Operator => Some(format!("next: {}", standing.next())),
+            NextActor::Nobody => None,
+            NextActor::Partner | NextActor::Operator => Some(format!("next: {}", standing.next())),
         };
         let story = list([
             topup.reason.told(),

@@ -14,7 +14,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use desk::self_service::{self, NoticeChannel};
-use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
+use domain::{Environment, PartnerId, Stored, event::EventKind, standing::EndpointState};
 use pg::{
     Transaction,
     actions::{self, ActionChange},
@@ -201,7 +201,7 @@ pub struct PartnerSetArgs {
     /// They replace the events that were set before. The error for an unknown event lists all known
     /// ones.
     #[arg(long, value_delimiter = ',')]
-    events: Vec<Kind>,
+    events: Vec<EventKind>,
     /// Send the partner no events
     #[arg(long)]
     no_events: bool,

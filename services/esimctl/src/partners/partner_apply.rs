@@ -16,7 +16,7 @@ use accounts::partners::{
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use desk::operator::endpoints::set_url;
-use domain::{EndpointId, EndpointKey, PartnerId, event::Kind};
+use domain::{EndpointId, EndpointKey, PartnerId, event::EventKind};
 use pg::{
     PgConnection, Transaction, TransactionEnd,
     actions::{self, ActionChange},
@@ -495,7 +495,10 @@ impl<'a> Act<'a, '_> {
             key,
             url: endpoint.url.as_str(),
             secret: &secret,
-            events: endpoint.events.as_deref().unwrap_or(&[Kind::TopupReady]),
+            events: endpoint
+                .events
+                .as_deref()
+                .unwrap_or(&[EventKind::TopupReady]),
             headers: &Headers::new(),
         };
         let vault = self.vault()?;

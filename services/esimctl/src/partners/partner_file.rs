@@ -7,7 +7,7 @@ use accounts::partners::{Limit, NewLimits};
 use clap::ValueEnum;
 use domain::{
     Environment, PartnerId,
-    event::{self, Kind},
+    event::{self, EventKind},
 };
 use serde::Deserialize;
 use utoipa::{
@@ -134,7 +134,7 @@ pub struct CheckedPartner {
     pub partner_id: Option<PartnerId>,
     /// `null` removes the URL.
     pub webhook_url: ManifestField<WebhookUrl>,
-    pub events: Option<Vec<Kind>>,
+    pub events: Option<Vec<EventKind>>,
     pub limits: NewLimits,
     pub signed_body: Option<CoverageRule>,
     pub disabled: Option<bool>,
@@ -143,7 +143,7 @@ pub struct CheckedPartner {
 
 pub struct WantedEndpoint {
     pub url: WebhookUrl,
-    pub events: Option<Vec<Kind>>,
+    pub events: Option<Vec<EventKind>>,
 }
 
 impl CheckedPartner {
@@ -217,13 +217,13 @@ impl Check<'_> {
         };
         let events = read
             .events
-            .map(|names| self.events("events", &names, &Kind::choices()));
+            .map(|names| self.events("events", &names, &EventKind::choices()));
         let mut endpoints: Vec<WantedEndpoint> = Vec::new();
         for (index, endpoint) in read.endpoints.into_iter().enumerate() {
             let of = |field: &str| format!("endpoints[{index}].{field}");
-            let events = endpoint
-                .events
-                .map(|names| self.events(&of("events"), &names, &Kind::of_further_endpoints()));
+            let events = endpoint.events.map(|names| {
+                self.events(&of("events"), &names, &EventKind::of_further_endpoints())
+            });
             if events.as_ref().is_some_and(Vec::is_empty) {
                 self.fault(&of("events"), "name at least one, or leave the field out");
             }
@@ -281,7 +281,7 @@ impl Check<'_> {
         Some(url)
     }
 
-    fn events(&mut self, field: &str, names: &[String], known: &[Kind]) -> Vec<Kind> {
+    fn events(&mut self, field: &str, names: &[String], known: &[EventKind]) -> Vec<EventKind> {
         let mut kinds = Vec::new();
         for name in names {
             match known.iter().find(|kind| kind.as_str() == name) {

@@ -4,7 +4,7 @@
 use accounts::partners::{Partner, PartnerLimits, endpoints::MOST};
 use anyhow::ensure;
 use desk::self_service;
-use domain::{EndpointId, event::Kind};
+use domain::{EndpointId, event::EventKind};
 use pg::{PgConnection, unsigned};
 use webhooks::url::WebhookUrl;
 
@@ -225,7 +225,7 @@ fn change(of: &str, was: Option<String>, becomes: Option<String>) -> String {
     format!("{of}: {} → {}", word(was), word(becomes))
 }
 
-pub fn names(kinds: &[Kind]) -> Vec<String> {
+pub fn names(kinds: &[EventKind]) -> Vec<String> {
     kinds.iter().map(|kind| kind.as_str().to_owned()).collect()
 }
 

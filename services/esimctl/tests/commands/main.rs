@@ -27,7 +27,8 @@ use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
 use store::deliveries as stored;
 use store::placements::{
-    self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit,
+    self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
+    Statements,
 };
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -112,7 +113,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         connection,
         "sandbox",
         &[order.placement],
-        Claim::Fresh,
+        PlacementClaim::Fresh,
         lease,
     )
     .await;
@@ -120,7 +121,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         code: ActivationCode::new("smdp.example.com", "TOP-SECRET").unwrap(),
         expired_date: "2026-01-29".to_owned(),
     };
-    let unit = Unit {
+    let unit = SettledUnit {
         topup_id: order.topup.clone(),
         provider_unit_id: format!("unit-{number}"),
         progress: Progress::Ready(ReadyProfile {
@@ -132,7 +133,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
             delivery_id: order.delivery,
         }),
     };
-    let outcome = Outcome::Bought {
+    let outcome = AttemptOutcome::Bought {
         reference: None,
         units: vec![unit],
         listed: 1,
@@ -141,7 +142,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         announced: true,
     };
     let attempt = claimed.unwrap()[0].attempt;
-    let settlement = Settlement {
+    let settlement = PlacementSettlement {
         placement_id: order.placement,
         attempt,
         outcome,

@@ -44,7 +44,7 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock::Moment};
 use serde::Serialize;
-use store::orders::{NewOrder, NewTopup, OrderStatus, Refusal};
+use store::orders::{NewOrder, NewTopup, OrderStatus, PlacementRefusal};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -362,7 +362,7 @@ impl OrderService {
                 );
                 let rejected = refusals
                     .iter()
-                    .any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
+                    .any(|refusal| matches!(refusal, PlacementRefusal::Rejected { .. }));
                 let outcome = if rejected {
                     OrderResult::Refused
                 } else {

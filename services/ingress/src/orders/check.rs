@@ -111,7 +111,7 @@ impl OrderService {
         options: &OptionsById,
     ) -> Vec<NewPlacement> {
         let units = self.units(partner, items, options);
-        let purchases = cut::into_purchases(units.iter().map(|unit| cut::Unit {
+        let purchases = cut::into_purchases(units.iter().map(|unit| cut::CutUnit {
             provider: unit.provider,
             provider_option_id: &unit.topup.provider_option_id,
             alternatives: &unit.alternatives,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use domain::{OrderId, PlacementId};
 use pg::{Database, PgConnection};
 use pipeline::{Effect, payload::Verdict, perform};
-use store::orders::{NewOrder, Refusal, flush_order, refuse};
+use store::orders::{NewOrder, PlacementRefusal, flush_order, refuse};
 
 use crate::http::{
     codes::ErrorCode,
@@ -18,7 +18,7 @@ pub(super) async fn refusals_or_flush(
     database: &Database,
     order: &NewOrder,
     verdicts: &HashMap<PlacementId, Verdict>,
-) -> Result<Option<Vec<Refusal>>, ApiError> {
+) -> Result<Option<Vec<PlacementRefusal>>, ApiError> {
     let refused = refuse_unless_carried_out(database, order, verdicts).await;
     if let Some(refusals) = refused.map_err(ApiError::internal)? {
         return Ok(Some(refusals));
@@ -36,7 +36,7 @@ async fn refuse_unless_carried_out(
     database: &Database,
     order: &NewOrder,
     verdicts: &HashMap<PlacementId, Verdict>,
-) -> Result<Option<Vec<Refusal>>, pg::Error> {
+) -> Result<Option<Vec<PlacementRefusal>>, pg::Error> {
     if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
         return Ok(None);
     }
@@ -68,16 +68,23 @@ async fn flush_unless_placed(
 
 /// The errors of a 422. Several placements can be refused for the same reason, which is then named
 /// once.
-pub(super) fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<RequestFault> {
+pub(super) fn refusal_errors(
+    order_id: OrderId,
+    refusals: &[PlacementRefusal],
+) -> Vec<RequestFault> {
     let mut errors: Vec<RequestFault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
-            Refusal::Rejected { status, message } => RequestFault::with(
+            PlacementRefusal::Rejected { status, message } => RequestFault::with(
                 ErrorCode::ProviderRejected,
                 webhooks::event::rejection(status, message),
             ),
-            Refusal::NotSent => RequestFault::with(ErrorCode::ProviderUnreachable, order_id),
-            Refusal::NotCarriedOut => RequestFault::with(ErrorCode::ProviderUnavailable, order_id),
+            PlacementRefusal::NotSent => {
+                RequestFault::with(ErrorCode::ProviderUnreachable, order_id)
+            }
+            PlacementRefusal::NotCarriedOut => {
+                RequestFault::with(ErrorCode::ProviderUnavailable, order_id)
+            }
         };
         if !errors.contains(&error) {
             errors.push(error);
@@ -93,16 +100,16 @@ mod tests {
     #[test]
     fn a_422_says_which_of_them_is_true_and_each_once() {
         let order_id = OrderId::new();
-        let rejected = Refusal::Rejected {
+        let rejected = PlacementRefusal::Rejected {
             status: "9001".to_owned(),
             message: "sold out".to_owned(),
         };
         let refusals = [
             rejected.clone(),
-            Refusal::NotCarriedOut,
-            Refusal::NotSent,
+            PlacementRefusal::NotCarriedOut,
+            PlacementRefusal::NotSent,
             rejected,
-            Refusal::NotCarriedOut,
+            PlacementRefusal::NotCarriedOut,
         ];
         let errors = refusal_errors(order_id, &refusals);
         let told: Vec<(ErrorCode, &str)> = errors

@@ -267,7 +267,7 @@ fn whole(part: &Value) -> &str {
 #[cfg(test)]
 mod tests {
     use domain::{
-        event::{Kind, NoticeKind},
+        event::{EventKind, NoticeKind},
         sandbox, sandbox_option,
     };
     use strum::VariantArray;
@@ -289,7 +289,7 @@ mod tests {
             requests(&document).map(|one| format!("\n### {} {}\n", one.method, one.path));
         let events = members(&document["webhooks"])
             .map(|(_, event)| format!("\n### {}\n", event["post"]["summary"].as_str().unwrap()));
-        let kinds = Kind::ALL.iter().map(|kind| kind.as_str());
+        let kinds = EventKind::ALL.iter().map(|kind| kind.as_str());
         let kinds = kinds.chain(NoticeKind::ALL.iter().map(|kind| kind.as_str()));
         let kinds = kinds.map(|name| format!("`{name}`"));
         let codes = ErrorCode::VARIANTS

@@ -7,7 +7,7 @@ use axum::{http::StatusCode, response::Response};
 use desk::self_service::{self, DeliveryPage};
 use domain::{EndpointId, standing::DeliveryState};
 use serde::{Deserialize, Serialize};
-use store::deliveries::{Position, View};
+use store::deliveries::{View, WalkPosition};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
@@ -141,7 +141,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         state: state.map(DeliveryState::from),
         since,
         until,
-        after: after.map(|(at, id)| Position { at, id }),
+        after: after.map(|(at, id)| WalkPosition { at, id }),
         limit,
     };
     let listing = session.read(async |connection, partner| {

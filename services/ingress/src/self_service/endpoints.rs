@@ -11,7 +11,7 @@ use accounts::partners::{
 };
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, AnyEndpoint, PauseChanged};
-use domain::{EndpointId, EndpointKey, Stored, event::Kind, standing::EndpointState};
+use domain::{EndpointId, EndpointKey, Stored, event::EventKind, standing::EndpointState};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
@@ -197,7 +197,7 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
         key,
         url: wanted.url.as_str(),
         secret: &secret,
-        events: wanted.events.as_deref().unwrap_or(&[Kind::TopupReady]),
+        events: wanted.events.as_deref().unwrap_or(&[EventKind::TopupReady]),
         headers: &wanted.headers.unwrap_or_default(),
     };
     let creating = session
@@ -227,7 +227,7 @@ struct NewFurtherEndpoint {
     /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, and further events, as
     /// `EventChoice` lists them. The default is `topup.ready` alone.
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready", "topup.failed"]))]
-    events: Option<Vec<Kind>>,
+    events: Option<Vec<EventKind>>,
     /// Headers that each request to it carries, for example the key of your gateway. They are
     /// stored encrypted and never shown again.
     #[schema(value_type = Option<std::collections::BTreeMap<String, String>>, example = json!({"x-api-key": "s3cret"}))]
@@ -256,7 +256,7 @@ struct EndpointChange {
     #[schema(value_type = Option<String>, example = "https://crm.example.com/esims")]
     url: Option<WebhookUrl>,
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready"]))]
-    events: Option<Vec<Kind>>,
+    events: Option<Vec<EventKind>>,
     /// Replaces all headers; an empty object removes them.
     #[schema(value_type = Option<std::collections::BTreeMap<String, String>>, example = json!({"x-api-key": "s3cret"}))]
     headers: Option<Headers>,

@@ -20,7 +20,7 @@ use desk::{
 };
 use domain::{GiveBackState, TopupId};
 use serde::Serialize;
-use store::esim_requests::{Reading, Reason, UsageFailure};
+use store::esim_requests::{GiveBackReason, Reading, UsageFailure};
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;
@@ -154,10 +154,15 @@ impl<'a> GivenBack<'a> {
 /// The code and the message of a refused give-back.
 fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
     let code = match refused.reason {
-        Some(Reason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
-        Some(Reason::Installed) => ErrorCode::EsimInstalled,
-        Some(Reason::Refused) => ErrorCode::GiveBackRefused,
-        Some(Reason::Unreachable | Reason::Unknown | Reason::Resolved | Reason::Unreadable)
+        Some(GiveBackReason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
+        Some(GiveBackReason::Installed) => ErrorCode::EsimInstalled,
+        Some(GiveBackReason::Refused) => ErrorCode::GiveBackRefused,
+        Some(
+            GiveBackReason::Unreachable
+            | GiveBackReason::Unknown
+            | GiveBackReason::Resolved
+            | GiveBackReason::Unreadable,
+        )
         | None => ErrorCode::GiveBackFailed,
     };
     let said = refused.message.as_deref().filter(|said| !said.is_empty());

@@ -15,7 +15,7 @@ use store::{
     Unflushed,
     deliveries::{
         View,
-        events::{self, Page, Tested},
+        events::{self, EventPage, Tested},
     },
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -126,7 +126,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let limit = query.limit();
     let before = query.timed_cursor();
     query.check()?;
-    let page = Page {
+    let page = EventPage {
         before: before.map(|(at, id)| (at, id.into())),
         // One more row than the page holds is read. If there is one, another page follows.
         limit: i64::from(limit) + 1,

@@ -6,7 +6,7 @@
 //! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
 //! responses that every operation can have. What is true of more than one request is in [`groups`].
 
-use domain::event::{self, Kind, NoticeKind};
+use domain::event::{self, EventKind, NoticeKind};
 use serde_json::{Map, Value, json};
 use strum::VariantArray;
 use utoipa::{
@@ -260,8 +260,10 @@ const ENUM_FIELDS: [Field; 10] = [
 /// Adds the enums, and refers to them in the fields that have their values.
 fn add_enums(document: &mut Value) {
     let codes: Vec<&str> = ErrorCode::VARIANTS.iter().map(|code| code.name()).collect();
-    let choices = event::names(&Kind::of_further_endpoints());
-    let events = Kind::ALL.iter().filter(|kind| **kind != Kind::TopupReady);
+    let choices = event::names(&EventKind::of_further_endpoints());
+    let events = EventKind::ALL
+        .iter()
+        .filter(|kind| **kind != EventKind::TopupReady);
     let mut types: Vec<&str> = events.map(|kind| kind.as_str()).collect();
     types.extend(NoticeKind::ALL.iter().map(|kind| kind.as_str()));
     let schemas = &mut document["components"]["schemas"];
@@ -383,7 +385,7 @@ fn webhooks(schemas: &mut Value) -> serde_json::Result<Value> {
         "NoticeData",
         "A notice. Its type says what has happened, and its data has the fields that this type needs.",
     );
-    for kind in Kind::ALL {
+    for kind in EventKind::ALL {
         let Some(described) = webhooks::event::described(*kind) else {
             continue;
         };

@@ -17,7 +17,7 @@ use desk::{
 };
 use domain::OrderId;
 use serde::Serialize;
-use store::{Unflushed, orders::Cancelled};
+use store::{Unflushed, orders::OrderCancellation};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::qr::QrUrls;
@@ -238,22 +238,24 @@ pub(super) async fn cancel(
     };
     let mut cancelled = cancel(None).await?;
     // PostgreSQL does not know yet whether the order is answered, but a process may.
-    if let Cancelled::Undecided { order_id, .. } = cancelled
+    if let OrderCancellation::Undecided { order_id, .. } = cancelled
         && session.service().departures.has_left(order_id).await
     {
         cancelled = cancel(Some(order_id)).await?;
     }
     match cancelled {
         // The id is free now, so another order may have it by the time the order is shown.
-        Cancelled::Done(order_id) | Cancelled::Before(order_id) => {
+        OrderCancellation::Done(order_id) | OrderCancellation::Before(order_id) => {
             let order = find(&session, &id.0, Some(order_id)).await?;
             order.shown(&session)
         }
-        Cancelled::Undecided { rest, .. } => Ok(retry_after(ErrorCode::OrderNotAnswered, rest)),
-        Cancelled::TooLate => Err(ErrorCode::OrderNotWaiting.into()),
-        Cancelled::Refused => Err(ErrorCode::OrderRefused.into()),
-        Cancelled::Archived => Err(ErrorCode::OrderArchived.into()),
-        Cancelled::Unknown => Err(ErrorCode::NotFound.into()),
+        OrderCancellation::Undecided { rest, .. } => {
+            Ok(retry_after(ErrorCode::OrderNotAnswered, rest))
+        }
+        OrderCancellation::TooLate => Err(ErrorCode::OrderNotWaiting.into()),
+        OrderCancellation::Refused => Err(ErrorCode::OrderRefused.into()),
+        OrderCancellation::Archived => Err(ErrorCode::OrderArchived.into()),
+        OrderCancellation::Unknown => Err(ErrorCode::NotFound.into()),
     }
 }
 

@@ -13,7 +13,7 @@ use axum::{
 use domain::standing::DeliveryState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use store::deliveries::resends::{self, Begun, PartnerResend, Wanted};
+use store::deliveries::resends::{self, PartnerResend, ResendSelection, ResendStart};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -186,7 +186,7 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     session.requires_signed_body()?;
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let asked = RedeliveryRequest::read(&body)?;
-    let wanted = Wanted {
+    let wanted = ResendSelection {
         state: asked.state.map(DeliveryState::from),
         since: asked.since,
         until: asked.until,
@@ -197,7 +197,7 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     });
     let path = parts.uri.path();
     match beginning.await? {
-        Begun::Begun(begun) => {
+        ResendStart::Begun(begun) => {
             let id = begun.resend_id;
             tracing::info!(
                 partner.id = %session.id(),
@@ -208,12 +208,12 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
             let answer = json(StatusCode::ACCEPTED, &ManyAgain::from(&begun));
             Ok(with_location(answer, path, id))
         }
-        Begun::Running(id) => {
+        ResendStart::Running(id) => {
             let answer = ApiError::with(ErrorCode::RedeliveryRunning, id).into_response();
             Ok(with_location(answer, path, id))
         }
-        Begun::TooSoon(wait) => Err(ApiError::too_soon(ErrorCode::RedeliveredRecently, wait)),
-        Begun::NoEndpoint => Err(ErrorCode::WebhookUrlMissing.into()),
+        ResendStart::TooSoon(wait) => Err(ApiError::too_soon(ErrorCode::RedeliveredRecently, wait)),
+        ResendStart::NoEndpoint => Err(ErrorCode::WebhookUrlMissing.into()),
     }
 }
 

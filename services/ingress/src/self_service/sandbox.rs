@@ -6,7 +6,7 @@
 
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, KeyExpiryResult};
-use domain::{Environment, event::Kind};
+use domain::{Environment, event::EventKind};
 use utoipa::ToSchema;
 
 use super::{
@@ -36,7 +36,7 @@ enum SandboxEvent {
 impl NewSandboxEvent {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = BodyFields::of(body)?;
-        let name = Kind::KeyExpiring.as_str();
+        let name = EventKind::KeyExpiring.as_str();
         let wrong = || RequestFault::with(ErrorCode::EventTypeInvalid, name);
         let kind = fields.required("type", wrong(), |value| {
             let known = value.as_str() == Some(name);

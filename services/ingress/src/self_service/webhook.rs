@@ -14,7 +14,7 @@ use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, FirstEndpoint};
 use domain::{
     EndpointKey, Environment,
-    event::{self, Kind},
+    event::{self, EventKind},
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -127,7 +127,7 @@ struct WebhookEndpointChange {
     /// What you want to receive beside `topup.ready`, which you always do and may leave out here. An
     /// empty list means no further events. Without this field they stay as they are.
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.failed", "key.expiring"]))]
-    events: Option<Vec<Kind>>,
+    events: Option<Vec<EventKind>>,
 }
 
 impl WebhookEndpointChange {
@@ -143,7 +143,7 @@ impl WebhookEndpointChange {
         }
         // It receives these anyway, and they are not among the events that are stored.
         let events = events.map(|mut events| {
-            events.retain(|kind| *kind != Kind::TopupReady);
+            events.retain(|kind| *kind != EventKind::TopupReady);
             events
         });
         fields.check(Some(Self { url, events }))
@@ -152,8 +152,8 @@ impl WebhookEndpointChange {
 
 /// Reads the wanted events. Each is named once in the result, in the order of the choices.
 /// `topup.ready` is a choice of every endpoint.
-pub(super) fn events(given: &Value) -> Result<Vec<Kind>, RequestFault> {
-    let choices = Kind::of_further_endpoints();
+pub(super) fn events(given: &Value) -> Result<Vec<EventKind>, RequestFault> {
+    let choices = EventKind::of_further_endpoints();
     let kind = |name: &Value| {
         let name = name.as_str()?;
         choices.iter().copied().find(|kind| kind.as_str() == name)

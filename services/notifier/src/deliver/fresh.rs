@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::DeliveryId;
 use pg::PgConnection;
-use store::deliveries::{self, Claim, ClaimResult};
+use store::deliveries::{self, ClaimResult, DeliveryClaim};
 
 use super::Deliver;
 
@@ -26,7 +26,8 @@ impl Deliver {
         let left: Vec<DeliveryId> = ids.iter().filter(is_left).copied().collect();
         let mut claimed = ClaimResult::default();
         if !left.is_empty() {
-            claimed = deliveries::claim(connection, &left, Claim::Fresh { younger_than }).await?;
+            claimed =
+                deliveries::claim(connection, &left, DeliveryClaim::Fresh { younger_than }).await?;
         }
         claimed.deliveries.append(&mut lean);
         Ok(claimed)

@@ -8,7 +8,7 @@ use pipeline::{
     trace,
     worker::{TicketClass, Trigger},
 };
-use store::deliveries::{Content, Delivery};
+use store::deliveries::{ClaimedDelivery, DeliveryContent};
 use tracing::{Span, field::Empty, info_span};
 use url::Url;
 
@@ -16,8 +16,8 @@ use crate::{outcome::LogIds, schedule::EndpointResponse, webhook::NoResponse};
 
 /// The trace context that the endpoint gets if no span is recorded here: that of the order for the
 /// first attempt of a topup, and otherwise a new one.
-pub(super) fn passed_on(delivery: &Delivery) -> Option<String> {
-    if let Content::Esim(esim) = &delivery.content
+pub(super) fn passed_on(delivery: &ClaimedDelivery) -> Option<String> {
+    if let DeliveryContent::Esim(esim) = &delivery.content
         && delivery.ended_attempts == 0
     {
         return esim.traceparent.clone();
@@ -64,13 +64,13 @@ pub(super) fn record_response(
 
 /// The span of the work on a delivery. The first attempt belongs to the trace of the order. A later
 /// one starts a trace of its own, with a link to that of the order.
-pub(super) fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
+pub(super) fn process_span(delivery: &ClaimedDelivery, trigger: &Trigger) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
     let esim = match &delivery.content {
-        Content::Esim(esim) => Some(esim),
-        Content::Event(_) => None,
+        DeliveryContent::Esim(esim) => Some(esim),
+        DeliveryContent::Event(_) => None,
     };
     let ids = LogIds::of(delivery);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));

@@ -6,7 +6,7 @@ use desk::operator::deliveries;
 use domain::standing::DeliveryState;
 use pg::actions::{Action, Actor, Mode};
 use store::deliveries::endpoints;
-use store::deliveries::resends::Filter;
+use store::deliveries::resends::DeliveryFilter;
 use testkit::receiver::Answer;
 
 use crate::support::Bench;
@@ -101,10 +101,10 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
     let resend = async |state: DeliveryState| {
-        let filter = Filter {
+        let filter = DeliveryFilter {
             partner_id: Some(partner),
             state: Some(state),
-            ..Filter::default()
+            ..DeliveryFilter::default()
         };
         let mut connection = bench.pool.acquire().await.unwrap();
         let webhook = domain::WebhookId::Topup(topup.clone());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use accounts::partners::{self, endpoints::EndpointUpdate};
 use desk::self_service;
-use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
+use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::EventKind};
 use pg::{TransactionEnd, transaction};
 use store::deliveries::{
     View,
@@ -108,7 +108,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
         &mut connection,
         "a test",
         |transaction| -> Result<bool, pg::Error> {
-            partners::set_events(transaction, partner, &[Kind::KeyExpiring])
+            partners::set_events(transaction, partner, &[EventKind::KeyExpiring])
                 .await
                 .map(TransactionEnd::Commit)
         }

@@ -19,7 +19,8 @@ use sqlx::Connection;
 use store::deliveries::endpoints;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
-    self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit,
+    self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
+    Statements,
 };
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
@@ -292,13 +293,13 @@ impl Bench {
             &mut connection,
             "sandbox",
             &[placement_id],
-            Claim::Fresh,
+            PlacementClaim::Fresh,
             PATIENCE,
         )
         .await
         .unwrap();
         let delivery_id = DeliveryId::new();
-        let unit = Unit {
+        let unit = SettledUnit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
             progress: Progress::Ready(ReadyProfile {
@@ -310,7 +311,7 @@ impl Bench {
                 delivery_id,
             }),
         };
-        let outcome = Outcome::Bought {
+        let outcome = AttemptOutcome::Bought {
             reference: None,
             units: vec![unit],
             listed: 1,
@@ -318,7 +319,7 @@ impl Bench {
             park: None,
             announced: true,
         };
-        let settlement = Settlement {
+        let settlement = PlacementSettlement {
             placement_id,
             attempt: claimed[0].attempt,
             outcome,

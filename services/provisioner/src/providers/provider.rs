@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::Code};
+use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::ReasonCode};
 use futures_util::{FutureExt, future::BoxFuture};
 use runtime::clock::Moment;
 use signing::CallbackToken;
@@ -213,10 +213,10 @@ impl Trouble {
     /// What is stored about a purchase that got no definite response.
     pub fn of_purchase(&self) -> Reason {
         let code = match self {
-            Self::Denied(_) => Code::AccessDenied,
-            Self::Busy { .. } => Code::ProviderBusy,
-            Self::NotSent(_) => Code::NotSent,
-            Self::Unknown(_) => Code::OutcomeUnknown,
+            Self::Denied(_) => ReasonCode::AccessDenied,
+            Self::Busy { .. } => ReasonCode::ProviderBusy,
+            Self::NotSent(_) => ReasonCode::NotSent,
+            Self::Unknown(_) => ReasonCode::OutcomeUnknown,
         };
         Reason::with(code, self.reason())
     }
@@ -295,8 +295,8 @@ impl From<&'static str> for ProfileFault {
 impl From<ProfileFault> for Reason {
     fn from(fault: ProfileFault) -> Self {
         match fault {
-            ProfileFault::Field(field) => Self::with(Code::ProfileUnreadable, field),
-            ProfileFault::ConfirmationCode => Code::ConfirmationCodeNeeded.into(),
+            ProfileFault::Field(field) => Self::with(ReasonCode::ProfileUnreadable, field),
+            ProfileFault::ConfirmationCode => ReasonCode::ConfirmationCodeNeeded.into(),
         }
     }
 }

@@ -4,10 +4,10 @@
 //! Nothing is bought here. A purchase that is found is recorded as any late response, so its order goes
 //! on by itself. Otherwise the placement stays parked, and the operator reads what the provider said.
 
-use domain::{HistoryKind, Reason, reason::Code};
+use domain::{HistoryKind, Reason, reason::ReasonCode};
 use pg::PgConnection;
 use pipeline::worker::{Permit, Trigger};
-use store::placements::{Claimed, asked};
+use store::placements::{ClaimedPlacement, asked};
 
 use super::ProviderContext;
 use crate::providers::LookUpResponse;
@@ -16,7 +16,7 @@ impl ProviderContext {
     /// Asks the provider whether it has the purchase of a parked placement whose outcome is unknown.
     pub(super) async fn look_again(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
@@ -30,13 +30,13 @@ impl ProviderContext {
                     "an operator asked for a purchase on hold, and the provider has it, so its order goes on"
                 );
                 return self
-                    .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }
             // The purchase may still be on its way to the provider, so its absence says nothing yet.
             Ok(LookUpResponse::NotFound) if claimed.attempt_age < self.settle_delay => {
                 let early = Reason::with(
-                    Code::OutcomeUnknown,
+                    ReasonCode::OutcomeUnknown,
                     "the purchase is not there, but it may still arrive; ask again in some minutes",
                 );
                 (HistoryKind::Unknown, Some(early))
@@ -45,11 +45,11 @@ impl ProviderContext {
             Ok(LookUpResponse::NotFound) => {
                 let worth = self
                     .cannot_prove_absence()
-                    .then(|| Code::SearchProvesNothing.into());
+                    .then(|| ReasonCode::SearchProvesNothing.into());
                 (HistoryKind::NotFound, worth)
             }
             Err(trouble) => {
-                let reason = Reason::with(Code::OutcomeUnknown, trouble.reason());
+                let reason = Reason::with(ReasonCode::OutcomeUnknown, trouble.reason());
                 (HistoryKind::Unknown, Some(reason))
             }
         };

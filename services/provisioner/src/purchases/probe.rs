@@ -17,8 +17,8 @@ use pipeline::{
 };
 use runtime::{clock::Moment, outage};
 use store::{
-    placements::{Activity, Claim},
-    work::Look,
+    placements::{Activity, PlacementClaim},
+    work::WorkLook,
 };
 
 use super::ProviderContext;
@@ -85,7 +85,12 @@ impl ProviderContext {
             return self.probe_with_request().await;
         };
         let claim_began = Moment::now();
-        for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
+        for claimed in perform(
+            Effect::ClaimDue,
+            self.claim(&[candidate], PlacementClaim::Probe),
+        )
+        .await?
+        {
             let trigger = Trigger {
                 class: TicketClass::Due,
                 traceparent: None,
@@ -106,7 +111,7 @@ impl ProviderContext {
         activity: Activity,
         probes: &mut Probes,
     ) -> anyhow::Result<Option<PlacementId>> {
-        let look = |after| Look {
+        let look = |after| WorkLook {
             limit: PROBED_LANES,
             rows_per_queue: 1,
             after,

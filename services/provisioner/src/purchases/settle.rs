@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use accounts::profile::Profile;
-use domain::{DeliveryId, PlacementState, Reason, placement, reason::Code};
+use domain::{DeliveryId, PlacementState, Reason, placement, reason::ReasonCode};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -18,8 +18,8 @@ use pipeline::{
 };
 use runtime::{Shutdown, outage};
 use store::placements::{
-    self, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement,
-    Statements, Unit,
+    self, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim, PlacementSettlement,
+    Progress, ReadyProfile, Settled, SettledUnit, Statements,
 };
 
 use super::ProviderContext;
@@ -54,11 +54,11 @@ impl Settlements {
 impl BatchWriter for Settlements {
     const NAME: &'static str = "commit-outcomes";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
-    type Item = Settlement;
+    type Item = PlacementSettlement;
     type Output = Settled;
     type Error = pg::Error;
 
-    async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, pg::Error> {
+    async fn write(&self, settlements: &[PlacementSettlement]) -> Result<Vec<Settled>, pg::Error> {
         let settle =
             async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
         perform(Effect::CommitOutcomes, self.0.run(settle)).await
@@ -73,14 +73,14 @@ impl ProviderContext {
     /// Whether this unknown outcome counts towards parking the placement: it has happened often
     /// enough, and other calls to the provider succeed. A provider that is busy or fails as a whole
     /// says nothing about a single placement.
-    pub(crate) fn is_lasting(&self, claimed: &Claimed, trouble: &Trouble) -> bool {
+    pub(crate) fn is_lasting(&self, claimed: &ClaimedPlacement, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. })
             && claimed.unknowns + 1 >= LASTING
             && self.calls.breaker.is_healthy()
     }
 
     /// Logs that a placement is parked.
-    fn alarm(&self, claimed: &Claimed, reason: &Reason) {
+    fn alarm(&self, claimed: &ClaimedPlacement, reason: &Reason) {
         let reason = reason.told();
         let placement = claimed.placement_id;
         let order = claimed.order_id;
@@ -99,9 +99,9 @@ impl ProviderContext {
     }
 
     /// Logs the alarm, and makes the outcome that parks the placement.
-    pub(crate) fn park(&self, claimed: &Claimed, reason: Reason) -> Outcome {
+    pub(crate) fn park(&self, claimed: &ClaimedPlacement, reason: Reason) -> AttemptOutcome {
         self.alarm(claimed, &reason);
-        Outcome::Parked { reason }
+        AttemptOutcome::Parked { reason }
     }
 
     /// Settles a purchase with what the provider returned. Each ready unit gets its
@@ -112,7 +112,7 @@ impl ProviderContext {
     /// announce the deliveries.
     pub(crate) async fn settle_bought(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedPlacement,
         since_order: Duration,
         bought: BoughtUnits,
         announced: bool,
@@ -158,7 +158,7 @@ impl ProviderContext {
                 },
             };
             final_units += usize::from(!matches!(progress, Progress::Pending));
-            known.push(Unit {
+            known.push(SettledUnit {
                 topup_id,
                 provider_unit_id: unit.unit_id.into(),
                 progress,
@@ -176,7 +176,7 @@ impl ProviderContext {
         {
             self.alarm(claimed, late);
         }
-        let outcome = Outcome::Bought {
+        let outcome = AttemptOutcome::Bought {
             reference: bought.reference.map(String::from),
             units: known,
             listed,
@@ -197,13 +197,17 @@ impl ProviderContext {
 
     /// Records an outcome, and retries until the database is back. If the process dies before that,
     /// the attempt is looked up by whichever process claims the placement next.
-    pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
-        let statements = if claimed.claim == Claim::Fresh {
+    pub(crate) async fn settle(
+        &self,
+        claimed: &ClaimedPlacement,
+        outcome: AttemptOutcome,
+    ) -> Settled {
+        let statements = if claimed.claim == PlacementClaim::Fresh {
             Statements::Lean(self.known_columns(claimed))
         } else {
             Statements::General
         };
-        let mut settlement = Settlement {
+        let mut settlement = PlacementSettlement {
             placement_id: claimed.placement_id,
             attempt: claimed.attempt,
             outcome,
@@ -236,7 +240,9 @@ impl ProviderContext {
                 Ok(Err(error)) => error,
                 Err(WriterPanicked) => return Settled::default(),
             };
-            if !error.is_about_data() || matches!(settlement.outcome, Outcome::Disputed { .. }) {
+            if !error.is_about_data()
+                || matches!(settlement.outcome, AttemptOutcome::Disputed { .. })
+            {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
                     %error,
@@ -246,9 +252,9 @@ impl ProviderContext {
                 return Settled::default();
             }
             // That it is bought is certain, and is recorded before the dispute about the rest.
-            if let Outcome::Bought { reference, .. } = &settlement.outcome {
-                let bought = Settlement {
-                    outcome: Outcome::Bought {
+            if let AttemptOutcome::Bought { reference, .. } = &settlement.outcome {
+                let bought = PlacementSettlement {
+                    outcome: AttemptOutcome::Bought {
                         reference: reference.clone(),
                         units: Vec::new(),
                         listed: 0,
@@ -270,11 +276,11 @@ impl ProviderContext {
                 "an outcome cannot be stored, so the placement is parked for an operator"
             );
             self.alarm(claimed, &reason);
-            settlement.outcome = Outcome::Disputed { reason };
+            settlement.outcome = AttemptOutcome::Disputed { reason };
         }
     }
 
-    fn known_columns(&self, claimed: &Claimed) -> KnownColumns {
+    fn known_columns(&self, claimed: &ClaimedPlacement) -> KnownColumns {
         KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
@@ -292,7 +298,7 @@ impl ProviderContext {
     }
 
     /// Logs what is remarkable about the effect of a settlement.
-    fn log_effect(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
+    fn log_effect(&self, claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         if settled.unexpected {
@@ -315,7 +321,7 @@ impl ProviderContext {
                 next,
                 "the rejected placement goes to the next provider of its option"
             );
-        } else if !settled.moved && matches!(outcome, Outcome::Bought { .. }) {
+        } else if !settled.moved && matches!(outcome, AttemptOutcome::Bought { .. }) {
             // A stored placement takes every purchase, unless an operator already has to resolve it.
             tracing::warn!(
                 placement.id = %placement,
@@ -337,14 +343,14 @@ impl ProviderContext {
     }
 
     /// Counts the topups that failed or are parked.
-    fn count(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
+    fn count(&self, claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) {
         if let Some(next) = &settled.rerouted {
             self.calls.metrics.rerouted(&self.calls.name, next);
         }
         if settled.moved {
             let counted = Counted::of(claimed, outcome, settled);
             let undecided =
-                matches!(outcome, Outcome::Rejected { .. }) && claimed.report_to.is_some();
+                matches!(outcome, AttemptOutcome::Rejected { .. }) && claimed.report_to.is_some();
             self.calls
                 .metrics
                 .failed(&self.calls.name, counted.failed, !undecided);
@@ -361,13 +367,13 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(claimed: &Claimed, outcome: &Outcome, settled: &Settled) -> Self {
+    fn of(claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) -> Self {
         let pending = claimed.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
             // Nothing of what the provider has said is stored then.
-            Outcome::Bought { .. } if settled.unexpected => (0, pending),
-            Outcome::Bought { units, park, .. } => {
-                let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
+            AttemptOutcome::Bought { .. } if settled.unexpected => (0, pending),
+            AttemptOutcome::Bought { units, park, .. } => {
+                let failed = |unit: &&SettledUnit| matches!(unit.progress, Progress::Failed(_));
                 let known = units
                     .iter()
                     .filter(|unit| !matches!(unit.progress, Progress::Pending));
@@ -378,12 +384,12 @@ impl Counted {
                 };
                 (units.iter().filter(failed).count(), parked)
             }
-            Outcome::Rejected { .. } if settled.rerouted.is_some() => (0, 0),
-            Outcome::Rejected { .. } => (pending, 0),
-            Outcome::Parked { .. } | Outcome::Disputed { .. } => (0, pending),
-            Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => {
-                (0, 0)
-            }
+            AttemptOutcome::Rejected { .. } if settled.rerouted.is_some() => (0, 0),
+            AttemptOutcome::Rejected { .. } => (pending, 0),
+            AttemptOutcome::Parked { .. } | AttemptOutcome::Disputed { .. } => (0, pending),
+            AttemptOutcome::NotBought { .. }
+            | AttemptOutcome::NotFound { .. }
+            | AttemptOutcome::Unknown { .. } => (0, 0),
         };
         Self { failed, parked }
     }
@@ -392,11 +398,13 @@ impl Counted {
 /// Why an outcome is disputed that the database has refused because of this constraint.
 fn dispute(constraint: Option<&str>) -> Reason {
     match constraint {
-        Some("esims_iccid") => Reason::with(Code::SoldTwice, "the ICCID"),
-        Some("esims_code_key") => Reason::with(Code::SoldTwice, "the activation code"),
-        Some("esims_provider_unit_key") => Reason::with(Code::SoldTwice, "the id of the unit"),
-        Some(other) => Reason::with(Code::ResponseUnstorable, other),
-        None => Code::ResponseUnstorable.into(),
+        Some("esims_iccid") => Reason::with(ReasonCode::SoldTwice, "the ICCID"),
+        Some("esims_code_key") => Reason::with(ReasonCode::SoldTwice, "the activation code"),
+        Some("esims_provider_unit_key") => {
+            Reason::with(ReasonCode::SoldTwice, "the id of the unit")
+        }
+        Some(other) => Reason::with(ReasonCode::ResponseUnstorable, other),
+        None => ReasonCode::ResponseUnstorable.into(),
     }
 }
 
@@ -407,7 +415,7 @@ mod tests {
 
     use super::*;
 
-    fn claimed(pending: usize) -> Claimed {
+    fn claimed(pending: usize) -> ClaimedPlacement {
         let topup = |_| ClaimedTopup {
             topup_id: TopupIds::new([7; 32]).next(runtime::clock::now()),
             option_id: OptionId::new(),
@@ -415,7 +423,7 @@ mod tests {
             provider_unit_id: None,
             pending: true,
         };
-        Claimed {
+        ClaimedPlacement {
             placement_id: PlacementId::new(),
             order_id: OrderId::new(),
             partner_id: PartnerId::new(),
@@ -423,7 +431,7 @@ mod tests {
             ordered_at: runtime::clock::now(),
             lane: "ready".to_owned(),
             was: PlacementState::Placing,
-            claim: Claim::Probe,
+            claim: PlacementClaim::Probe,
             attempt: 1,
             attempt_age: Duration::ZERO,
             age: Duration::ZERO,
@@ -440,12 +448,12 @@ mod tests {
     #[test]
     fn each_unit_of_an_unexpected_purchase_waits_for_an_operator() {
         let claimed = claimed(2);
-        let failed = |topup: &ClaimedTopup| Unit {
+        let failed = |topup: &ClaimedTopup| SettledUnit {
             topup_id: topup.topup_id.clone(),
             provider_unit_id: "unit".to_owned(),
             progress: Progress::Failed("no stock".to_owned()),
         };
-        let bought = Outcome::Bought {
+        let bought = AttemptOutcome::Bought {
             reference: None,
             units: claimed.topups.iter().map(failed).collect(),
             listed: 2,

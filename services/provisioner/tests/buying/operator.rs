@@ -6,7 +6,7 @@ use domain::PlacementId;
 use serde_json::json;
 use testkit::wait;
 
-use store::placements::asked::{self, Answer};
+use store::placements::asked::{self, ProviderAnswer};
 
 use crate::support::{Bench, Stored};
 
@@ -150,7 +150,7 @@ pub async fn ask(bench: &Bench, ids: &[PlacementId]) {
 }
 
 /// What the provider has said about a purchase on hold that nobody asks about any more.
-pub async fn answer(bench: &Bench, id: PlacementId) -> Answer {
+pub async fn answer(bench: &Bench, id: PlacementId) -> ProviderAnswer {
     wait::soon("an answer of the provider", async || {
         if bench.look(id).await.due {
             return Ok(None);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{
     DeliveryId,
-    endpoint::{BlockPolicy, Event, Gate, Health},
+    endpoint::{BlockPolicy, EndpointEvent, EndpointGate, Health},
 };
 use time::{OffsetDateTime, macros::datetime};
 
@@ -117,13 +117,13 @@ pub struct State {
 }
 
 impl Endpoint {
-    pub(super) fn after(self, event: Event) -> Self {
+    pub(super) fn after(self, event: EndpointEvent) -> Self {
         let id = |row: usize| DeliveryId::from(uuid::Uuid::from_u128(row as u128));
         let health = Health {
             gate: match self.block {
-                Block::None => Gate::Open,
-                Block::Lasts => Gate::BlockedUntil(NOW + POLICY.first),
-                Block::Over => Gate::BlockedUntil(NOW),
+                Block::None => EndpointGate::Open,
+                Block::Lasts => EndpointGate::BlockedUntil(NOW + POLICY.first),
+                Block::Over => EndpointGate::BlockedUntil(NOW),
             },
             failures: self.failures,
             blocks: self.blocks,
@@ -133,9 +133,9 @@ impl Endpoint {
         let (next, _) = health.after(event, NOW, POLICY);
         Self {
             block: match next.gate {
-                Gate::Open => Block::None,
-                Gate::BlockedUntil(until) if until <= NOW => Block::Over,
-                Gate::BlockedUntil(_) | Gate::Paused { .. } => Block::Lasts,
+                EndpointGate::Open => Block::None,
+                EndpointGate::BlockedUntil(until) if until <= NOW => Block::Over,
+                EndpointGate::BlockedUntil(_) | EndpointGate::Paused { .. } => Block::Lasts,
             },
             // Higher counts change nothing, and would make more states.
             failures: next.failures.min(POLICY.failures),

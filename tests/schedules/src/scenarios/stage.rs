@@ -16,7 +16,7 @@ use super::choose;
 use crate::{
     Nats, Shutdown,
     streams::MessageSource,
-    work::{Found, Look},
+    work::{LookResult, WorkLook},
     worker::{TicketClass, Handler, PermitLimits, Permit, WorkerSettings, Ticket, Trigger, start, unlimited_lanes},
 };
 
@@ -94,11 +94,11 @@ impl Handler for Rows {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<usize>>> {
+    async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<usize>>> {
         tokio::task::yield_now().await;
         let rows = self.states.lock().unwrap();
         let due = rows.iter().filter(|(_, row)| **row == Row::Due);
-        Ok(Found {
+        Ok(LookResult {
             due: due
                 .take(look.limit)
                 .map(|(id, _)| self.ticket(*id))

@@ -12,7 +12,7 @@ use pg::{
 };
 use sqlx::PgConnection;
 use store::{
-    deliveries::endpoints::{self, Endpoint},
+    deliveries::endpoints::{self, ListedEndpoint},
     provider_lanes,
     providers::{self, BreakerState, ProviderBreaker},
 };
@@ -55,7 +55,7 @@ pub struct HealthReport {
     pub waiting: WaitingWork,
     pub breakers: Vec<ProviderBreaker>,
     /// The endpoints of which something is to be known, as [`endpoints::noted`] reads them.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<ListedEndpoint>,
     /// What is wrong, the worst first.
     pub findings: Vec<Finding>,
 }
@@ -395,7 +395,7 @@ async fn of_lanes(connection: &mut PgConnection, findings: &mut Vec<Finding>) ->
 async fn parked(
     connection: &mut PgConnection,
     most: i64,
-    backlogs: &[providers::Backlog],
+    backlogs: &[providers::ProviderBacklog],
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     let state = Some(domain::PlacementState::Parked);
@@ -453,7 +453,7 @@ async fn parked(
 }
 
 /// Whose pause an action names: the endpoint's, or the partner's if the partner has set it itself.
-fn pauser(endpoint: &Endpoint) -> Uuid {
+fn pauser(endpoint: &ListedEndpoint) -> Uuid {
     if endpoint.state == EndpointState::PausedByPartner {
         endpoint.partner_id
     } else {
@@ -465,7 +465,7 @@ fn pauser(endpoint: &Endpoint) -> Uuid {
 /// past its term has no time.
 async fn paused_since(
     connection: &mut PgConnection,
-    endpoints: &[Endpoint],
+    endpoints: &[ListedEndpoint],
 ) -> Result<HashMap<String, OffsetDateTime>> {
     let paused = endpoints.iter().filter(|one| {
         matches!(
@@ -502,7 +502,7 @@ async fn told(
 }
 
 fn of_endpoint(
-    endpoint: &Endpoint,
+    endpoint: &ListedEndpoint,
     paused: &HashMap<String, OffsetDateTime>,
     findings: &mut Vec<Finding>,
 ) {

@@ -3,7 +3,7 @@
 use domain::{PartnerId, standing::EndpointState};
 use serde::Serialize;
 use store::{
-    deliveries::endpoints::Endpoint, figures::Measure, provider_lanes::WaitingLane,
+    deliveries::endpoints::ListedEndpoint, figures::Measure, provider_lanes::WaitingLane,
     providers::ProviderBreaker,
 };
 use time::OffsetDateTime;
@@ -163,9 +163,9 @@ pub enum FindingKind {
         give_backs: Vec<give_backs::ListedGiveBack>,
     },
     /// Webhooks to an endpoint have used up their retries.
-    Exhausted { endpoint: Box<Endpoint> },
+    Exhausted { endpoint: Box<ListedEndpoint> },
     /// Somebody has paused an endpoint.
-    Paused { endpoint: Box<Endpoint> },
+    Paused { endpoint: Box<ListedEndpoint> },
     /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the provider
     /// denies our account.
     BreakerOpen { breaker: ProviderBreaker },
@@ -175,7 +175,7 @@ pub enum FindingKind {
         lanes: Vec<WaitingLane>,
     },
     /// An endpoint has failed too often. It is tested.
-    Blocked { endpoint: Box<Endpoint> },
+    Blocked { endpoint: Box<ListedEndpoint> },
     /// Most connections that PostgreSQL accepts are in use.
     ConnectionsFew { used: u64, most: u64 },
     /// A standby has not replayed for long.

@@ -1,6 +1,6 @@
 //! Parts of the sentences about findings.
 
-use store::deliveries::endpoints::Endpoint;
+use store::deliveries::endpoints::ListedEndpoint;
 
 use crate::operator::words::{counted, noun};
 
@@ -19,11 +19,11 @@ pub(super) fn named(names: &[String]) -> String {
 }
 
 /// An endpoint with its partner. Of its URL only the host is shown. Its id is in the command and in the detail.
-pub(super) fn whose(endpoint: &Endpoint) -> String {
+pub(super) fn whose(endpoint: &ListedEndpoint) -> String {
     format!("the endpoint of {} at {}", endpoint.name, endpoint.host())
 }
 
-pub(super) fn wait(endpoint: &Endpoint) -> String {
+pub(super) fn wait(endpoint: &ListedEndpoint) -> String {
     format!(
         "{} {}",
         counted(endpoint.pending, "webhook", "webhooks"),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use pg::Result;
 use sqlx::PgConnection;
-use store::figures::{self, Count, Measure, Span, Within};
+use store::figures::{self, Count, FigureSpan, Measure, Within};
 use time::OffsetDateTime;
 
 use super::finding::{Finding, FindingKind};
@@ -53,8 +53,8 @@ pub(super) async fn find(
     now: OffsetDateTime,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    let hours = figures::halves(&mut *connection, Span::Hour, HOURS, &MEASURES).await?;
-    let minutes = figures::halves(connection, Span::Minute, MINUTES, &MEASURES).await?;
+    let hours = figures::halves(&mut *connection, FigureSpan::Hour, HOURS, &MEASURES).await?;
+    let minutes = figures::halves(connection, FigureSpan::Minute, MINUTES, &MEASURES).await?;
     for ((measure, subject), minutes) in minutes {
         let Some(hours) = hours.get(&(measure, subject.clone())) else {
             continue;

@@ -136,7 +136,7 @@ impl WaitingWork {
 /// Reads the backlogs of providers, of which `due` are those that are due already, and of endpoints.
 pub async fn read(
     connection: &mut PgConnection,
-    due: &[providers::Backlog],
+    due: &[providers::ProviderBacklog],
 ) -> Result<WaitingWork> {
     let mut queues = BTreeMap::new();
     for one in due {

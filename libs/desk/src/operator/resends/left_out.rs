@@ -9,8 +9,8 @@ use pg::{Result, rfc3339};
 use serde::Serialize;
 use sqlx::PgConnection;
 use store::deliveries::{
-    resends::{Counted, Wanted, count_matching},
-    walk::{Matching, Order, Seen, Source, Walk},
+    resends::{MatchCount, ResendSelection, count_matching},
+    walk::{Matching, Seen, Walk, WalkOrder, WalkSource},
 };
 use time::OffsetDateTime;
 
@@ -25,7 +25,7 @@ const LOOKED_AT: usize = 2_000;
 pub struct LeftOut {
     pub partner_id: PartnerId,
     pub name: String,
-    pub webhooks: Counted,
+    pub webhooks: MatchCount,
     #[serde(flatten)]
     pub cause: LeftOutCause,
 }
@@ -88,7 +88,7 @@ pub(super) async fn read(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
     waiting: &[UnmatchedWebhooks],
-    wanted: &Wanted,
+    wanted: &ResendSelection,
 ) -> Result<Vec<LeftOut>> {
     let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
     let now = now.fetch_one(&mut *connection).await?;
@@ -108,8 +108,8 @@ pub(super) async fn read(
         }
         let walk = Walk {
             partner_id: id,
-            source: Source::Exhausted,
-            order: Order::NewestFirst,
+            source: WalkSource::Exhausted,
+            order: WalkOrder::NewestFirst,
             matching: Matching::default(),
             after: None,
         };
@@ -128,7 +128,7 @@ pub(super) async fn read(
         );
     }
     if let (Some(id), true) = (partner, wanted.state != Some(DeliveryState::Delivered)) {
-        let delivered = Wanted {
+        let delivered = ResendSelection {
             state: Some(DeliveryState::Delivered),
             ..*wanted
         };
@@ -150,9 +150,9 @@ pub(super) async fn read(
 fn sorted(
     rows: Vec<Seen>,
     all: bool,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     until: OffsetDateTime,
-) -> Vec<(LeftOutCause, Counted)> {
+) -> Vec<(LeftOutCause, MatchCount)> {
     let mut notices: BTreeMap<String, i64> = BTreeMap::new();
     let mut outside: Vec<OffsetDateTime> = Vec::new();
     let mut given_up = 0;
@@ -169,7 +169,7 @@ fn sorted(
             given_up += 1;
         }
     }
-    let counted = |number| Counted { number, all };
+    let counted = |number| MatchCount { number, all };
     let mut sorted = Vec::new();
     if given_up > 0 {
         sorted.push((LeftOutCause::GivenUp, counted(given_up)));

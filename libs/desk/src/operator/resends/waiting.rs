@@ -74,7 +74,7 @@ pub(super) async fn read(
     Ok(waiting)
 }
 
-fn why(endpoint: &endpoints::Endpoint) -> String {
+fn why(endpoint: &endpoints::ListedEndpoint) -> String {
     let id = endpoint.endpoint_id;
     let until = |at: Option<OffsetDateTime>| {
         at.map_or_else(String::new, |at| format!(" until {}", rfc3339(at)))

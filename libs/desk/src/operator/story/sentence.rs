@@ -1,7 +1,7 @@
 //! The state of an order in one sentence, for its partner.
 
 use domain::{
-    reason::Code,
+    reason::ReasonCode,
     standing::{EndpointState, Hold, Standing},
 };
 use time::OffsetDateTime;
@@ -288,8 +288,8 @@ fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> S
 const ON_HOLD: &str = "we are clarifying the purchase with the provider";
 
 /// Why units failed, for the partner.
-fn why_failed(mut codes: impl Iterator<Item = Code>) -> &'static str {
-    if codes.all(|code| code == Code::GivenUp) {
+fn why_failed(mut codes: impl Iterator<Item = ReasonCode>) -> &'static str {
+    if codes.all(|code| code == ReasonCode::GivenUp) {
         "the provider does not have the purchase, or has refunded it"
     } else {
         "the provider rejected the purchase or could not supply the eSIM"
@@ -297,10 +297,10 @@ fn why_failed(mut codes: impl Iterator<Item = Code>) -> &'static str {
 }
 
 /// Why an order was refused, for the partner.
-fn why_refused(codes: &[Code]) -> &'static str {
-    if codes.contains(&Code::Rejected) {
+fn why_refused(codes: &[ReasonCode]) -> &'static str {
+    if codes.contains(&ReasonCode::Rejected) {
         "the provider rejected the purchase"
-    } else if codes.iter().all(|code| *code == Code::OrderRefused) {
+    } else if codes.iter().all(|code| *code == ReasonCode::OrderRefused) {
         "the provider could not be reached"
     } else {
         "the provider rejected the purchase or could not be reached"
@@ -308,7 +308,7 @@ fn why_refused(codes: &[Code]) -> &'static str {
 }
 
 /// Why an order of a list did not get through, for its partner; empty if it did or is under way.
-pub fn reason(order: &OrderListEntry, codes: &[Code]) -> &'static str {
+pub fn reason(order: &OrderListEntry, codes: &[ReasonCode]) -> &'static str {
     match order.state {
         OrderState::Refused => why_refused(codes),
         OrderState::Failed | OrderState::PartlyFailed => why_failed(codes.iter().copied()),
@@ -320,8 +320,8 @@ pub fn reason(order: &OrderListEntry, codes: &[Code]) -> &'static str {
 /// Why an order was refused, as its 422 said.
 fn refusal(order: &OrderView) -> String {
     let reasons = order.topups.iter().filter_map(|one| one.reason.0.as_ref());
-    let rejected = reasons.clone().find(|one| one.code == Code::Rejected);
-    let codes: Vec<Code> = reasons.map(|one| one.code).collect();
+    let rejected = reasons.clone().find(|one| one.code == ReasonCode::Rejected);
+    let codes: Vec<ReasonCode> = reasons.map(|one| one.code).collect();
     let why = why_refused(&codes);
     match rejected.and_then(|one| one.detail.as_ref()) {
         Some(answer) => format!("{why} ({answer})"),

@@ -1,7 +1,7 @@
 //! The moments of an order's story, and those of its purchases in words, for the page of an order and
 //! for `esimctl order show`.
 
-use domain::{Command, HistoryKind, Reason, Stored, Why};
+use domain::{Command, HistoryKind, Reason, Stored, StoredReason};
 use serde::Serialize;
 use store::history::Was;
 use time::OffsetDateTime;
@@ -44,7 +44,7 @@ pub enum MomentKind {
     Failed {
         placement_id: Uuid,
         units: usize,
-        reason: Why,
+        reason: StoredReason,
         /// Whether `at` is the time of the failure. Otherwise it is that of the last attempt of the
         /// purchase, because no other time is stored.
         is_exact: bool,
@@ -67,13 +67,16 @@ pub enum MomentKind {
         kind: HistoryKind,
         provider: Option<String>,
         attempt: Option<i32>,
-        reason: Why,
+        reason: StoredReason,
         /// What the placement was before an operator resolved it, and is since.
         before: Option<Was>,
         after: Option<Was>,
     },
     /// The placement waits for an operator.
-    Parked { placement_id: Uuid, reason: Why },
+    Parked {
+        placement_id: Uuid,
+        reason: StoredReason,
+    },
     /// The profile of a unit was stored.
     Ready { topup_id: String },
     /// An attempt to send a webhook.
@@ -207,7 +210,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
     })
 }
 
-fn because(reason: &Why) -> String {
+fn because(reason: &StoredReason) -> String {
     let told = reason.told();
     told.unwrap_or_else(|| "no reason is recorded".into())
 }
@@ -217,7 +220,7 @@ fn resolved(before: Option<&Was>, after: Option<&Was>) -> String {
     let (Some(before), Some(after)) = (before, after) else {
         return "an operator resolved it".into();
     };
-    let why: Why = before.reason.clone().into();
+    let why: StoredReason = before.reason.clone().into();
     let confirmed = before.placed_at.map_or_else(String::new, |at| {
         format!("; {} had confirmed it at {}", before.provider, minute(at))
     });

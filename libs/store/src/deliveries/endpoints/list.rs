@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 /// An endpoint, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Endpoint {
+pub struct ListedEndpoint {
     /// That of the partner's first endpoint is the partner's id.
     pub endpoint_id: Uuid,
     pub partner_id: Uuid,
@@ -38,7 +38,7 @@ pub struct Endpoint {
     pub read_at: OffsetDateTime,
 }
 
-impl Endpoint {
+impl ListedEndpoint {
     /// The host of its webhook URL, or `no URL`. Pages and lists that are about something else show no
     /// more of the URL, because partners put secrets into it.
     pub fn host(&self) -> String {
@@ -50,7 +50,7 @@ impl Endpoint {
 }
 
 /// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
-/// [`Endpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see the same
+/// [`ListedEndpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see the same
 /// state, because all queries for it are made here.
 #[macro_export]
 macro_rules! with_state {
@@ -73,12 +73,12 @@ macro_rules! with_state {
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
-) -> Result<Vec<Endpoint>> {
+) -> Result<Vec<ListedEndpoint>> {
     let Some(partner_id) = partner_id else {
         return of_all(connection, false).await;
     };
     let endpoints = with_state!(
-        Endpoint,
+        ListedEndpoint,
         r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url, "#,
         r#" AS "state!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
@@ -104,7 +104,7 @@ pub async fn list(
 /// The endpoints of all partners of which something is to be known: that fail, are blocked or paused, or
 /// have webhooks that wait or were given up. Of ten thousand endpoints these are usually few, so every
 /// look at the whole system reads only them.
-pub async fn noted(connection: &mut PgConnection) -> Result<Vec<Endpoint>> {
+pub async fn noted(connection: &mut PgConnection) -> Result<Vec<ListedEndpoint>> {
     of_all(connection, true).await
 }
 
@@ -119,7 +119,7 @@ struct Webhooks {
 /// Counts the webhooks of all endpoints together, because a look-up for each of ten thousand endpoints
 /// takes a second. The numbers are joined to the endpoints here, because PostgreSQL may compare each row
 /// with each while its statistics say that there are none.
-async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<Endpoint>> {
+async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<ListedEndpoint>> {
     let given_up = sqlx::query!(
         r#"SELECT partner_id, lane, count(*) AS "webhooks!", min(at) AS since FROM held
            WHERE state = 'exhausted' GROUP BY partner_id, lane"#,
@@ -145,7 +145,7 @@ async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<E
     }
     let with_webhooks: Vec<Uuid> = webhooks.keys().copied().collect();
     let endpoints = with_state!(
-        Endpoint,
+        ListedEndpoint,
         r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url, "#,
         r#" AS "state!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END

@@ -10,7 +10,7 @@ use super::super::endpoints::LONGEST_LEASE;
 
 /// Which deliveries to list or resend; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Filter {
+pub struct DeliveryFilter {
     pub partner_id: Option<PartnerId>,
     pub state: Option<DeliveryState>,
     /// The number of attempts that have ended, which `desk::operator::deliveries::resend_one` compares: whoever has looked at a
@@ -32,7 +32,7 @@ pub struct Resent {
     pub exhausted: i64,
     /// Those that waited for a retry.
     pub pending: i64,
-    /// The earliest time among them. The time of a delivery is as in [`Filter::since`].
+    /// The earliest time among them. The time of a delivery is as in [`DeliveryFilter::since`].
     #[serde(with = "time::serde::rfc3339::option")]
     pub oldest: Option<OffsetDateTime>,
     /// The latest time among them.
@@ -52,7 +52,7 @@ pub struct Resent {
 pub async fn resend(
     connection: &mut PgConnection,
     ids: &[Uuid],
-    filter: &Filter,
+    filter: &DeliveryFilter,
 ) -> Result<Resent> {
     let query = sqlx::query_as!(
         Resent,

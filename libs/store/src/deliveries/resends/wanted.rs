@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::deliveries::{
     endpoints::LONGEST_LEASE,
-    walk::{Kinds, Matching, Order, Position, Source, Walk},
+    walk::{Kinds, Matching, Walk, WalkOrder, WalkPosition, WalkSource},
 };
 
 /// How far a resend has come. The order is that of the phases.
@@ -46,7 +46,7 @@ const MOST_LOOKED_AT: usize = 20_000;
 
 /// Which webhooks are sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ResendSelection {
     /// Exhausted, pending or delivered ones; `None` stands for the first two, which are all that were
     /// not delivered. Those in another state cannot be sent again, so none of them is.
     pub state: Option<DeliveryState>,
@@ -69,13 +69,13 @@ pub(super) fn phases(state: Option<DeliveryState>) -> impl Iterator<Item = Phase
 
 /// Where the walk of a phase begins. Pending webhooks that are due within the longest lease are
 /// sent soon anyway, or are in flight.
-pub(super) fn start(phase: Phase, now: OffsetDateTime) -> Option<Position> {
+pub(super) fn start(phase: Phase, now: OffsetDateTime) -> Option<WalkPosition> {
     match phase {
-        Phase::Pending => Some(Position {
+        Phase::Pending => Some(WalkPosition {
             at: now + LONGEST_LEASE,
             id: Uuid::nil(),
         }),
-        Phase::Sending => Some(Position {
+        Phase::Sending => Some(WalkPosition {
             at: now,
             id: Uuid::nil(),
         }),
@@ -84,7 +84,7 @@ pub(super) fn start(phase: Phase, now: OffsetDateTime) -> Option<Position> {
 }
 
 /// The earliest creation of a delivery that matches, except of those that were sent again much later.
-pub fn reach(wanted: &Wanted) -> OffsetDateTime {
+pub fn reach(wanted: &ResendSelection) -> OffsetDateTime {
     Matching {
         since: Some(wanted.since),
         ..Matching::default()
@@ -94,14 +94,14 @@ pub fn reach(wanted: &Wanted) -> OffsetDateTime {
 
 /// A number of webhooks that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Counted {
+pub struct MatchCount {
     pub number: i64,
     /// Whether these are all. Otherwise the counting ended early, because it had found or looked at
     /// too many, and there may be more.
     pub all: bool,
 }
 
-impl Counted {
+impl MatchCount {
     pub const NONE: Self = Self {
         number: 0,
         all: true,
@@ -113,7 +113,7 @@ impl Counted {
     }
 }
 
-impl ops::Add for Counted {
+impl ops::Add for MatchCount {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -128,21 +128,21 @@ impl ops::Add for Counted {
 pub async fn count_matching(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted,
+    wanted: &ResendSelection,
     until: OffsetDateTime,
     now: OffsetDateTime,
-) -> Result<Counted> {
-    let mut counted = Counted::NONE;
+) -> Result<MatchCount> {
+    let mut counted = MatchCount::NONE;
     for phase in phases(wanted.state) {
         let Some(state) = phase.state() else {
             continue;
         };
         let mut walk = Walk {
             partner_id,
-            source: Source::of(Some(state)),
+            source: WalkSource::of(Some(state)),
             // Delivered ones are read by their creation, from a week before the range on. The newest
             // ones are those that are in it.
-            order: Order::NewestFirst,
+            order: WalkOrder::NewestFirst,
             matching: Matching {
                 state: Some(state),
                 since: Some(wanted.since),
@@ -153,7 +153,7 @@ pub async fn count_matching(
         };
         let found = walk.find(connection, MOST_COUNTED, MOST_LOOKED_AT).await?;
         counted = counted
-            + Counted {
+            + MatchCount {
                 number: i64::try_from(found.ids.len()).unwrap_or(i64::MAX),
                 all: found.ended,
             };

@@ -23,13 +23,15 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::outcome::{KnownColumns, Outcome, Progress, Settled, Settlement, Statements};
+use super::outcome::{
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, Settled, Statements,
+};
 
 /// Records the common outcomes of a batch and puts their effects into `settled`. Returns the
 /// indices of the settlements that are left for the general statements.
 pub(super) async fn settle(
     connection: &mut PgConnection,
-    settlements: &[Settlement],
+    settlements: &[PlacementSettlement],
     settled: &mut [Settled],
 ) -> Result<Vec<usize>> {
     let complete = CompletePurchases::of(settlements);
@@ -64,8 +66,8 @@ pub(super) async fn settle(
 /// attempt, was bought with all of its profiles. So it leaves no work, and readiness events
 /// announce its deliveries. A provider that names its purchases by an id of its own takes the
 /// general statements, so that the lean one does not pay for a column that most purchases lack.
-fn is_complete_and_fresh(settlement: &Settlement) -> bool {
-    let Outcome::Bought {
+fn is_complete_and_fresh(settlement: &PlacementSettlement) -> bool {
+    let AttemptOutcome::Bought {
         reference: None,
         units,
         listed: _,
@@ -116,14 +118,14 @@ fn comes_again(known: &KnownColumns, listed: usize) -> bool {
 impl CompletePurchases {
     /// Collects the common outcomes of a batch. If a placement occurs twice, its second settlement
     /// is left to the general statements, because a statement must not name a row twice.
-    fn of(settlements: &[Settlement]) -> Self {
+    fn of(settlements: &[PlacementSettlement]) -> Self {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
         for settlement in settlements
             .iter()
             .filter(|settlement| is_complete_and_fresh(settlement))
         {
-            let (Outcome::Bought { units, listed, .. }, Statements::Lean(known)) =
+            let (AttemptOutcome::Bought { units, listed, .. }, Statements::Lean(known)) =
                 (&settlement.outcome, &settlement.statements)
             else {
                 continue;

@@ -1,11 +1,11 @@
 //! The general statement for outcomes that bought nothing, which moves their placements and the work
 //! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
-use domain::{HistoryKind, Reason, reason::Code};
+use domain::{HistoryKind, Reason, reason::ReasonCode};
 use pg::{Result, Transaction, seconds, signed};
 use uuid::Uuid;
 
-use super::outcome::{Changes, Outcome, Settlement};
+use super::outcome::{AttemptOutcome, Changes, PlacementSettlement};
 use crate::history::{self, MOST_UNKNOWNS, Note};
 
 /// What the statement does for an outcome that bought nothing. It reads the name of the variant as
@@ -36,34 +36,38 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    pub(super) fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
+    pub(super) fn of<'a>(settlements: impl Iterator<Item = &'a PlacementSettlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
             let mut refusal = (None, None);
             let (kind, due_in, reason) = match &settlement.outcome {
-                Outcome::Bought { .. } => continue,
-                Outcome::NotBought { retry_in, reason } => {
+                AttemptOutcome::Bought { .. } => continue,
+                AttemptOutcome::NotBought { retry_in, reason } => {
                     (MoveKind::NotBought, Some(*retry_in), Some(reason.clone()))
                 }
-                Outcome::Rejected { status, message } => {
+                AttemptOutcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
-                    let reason =
-                        Reason::with(Code::Rejected, format!("{status} {message}").trim_end());
+                    let reason = Reason::with(
+                        ReasonCode::Rejected,
+                        format!("{status} {message}").trim_end(),
+                    );
                     (MoveKind::Rejected, None, Some(reason))
                 }
-                Outcome::NotFound {
+                AttemptOutcome::NotFound {
                     after_settling_delay: true,
                     look_in,
                 } => (MoveKind::NotFoundAfterDelay, Some(*look_in), None),
-                Outcome::NotFound {
+                AttemptOutcome::NotFound {
                     after_settling_delay: false,
                     look_in,
                 } => (MoveKind::NotFound, Some(*look_in), None),
-                Outcome::Unknown { look_in, reason } => {
+                AttemptOutcome::Unknown { look_in, reason } => {
                     (MoveKind::Unknown, Some(*look_in), Some(reason.clone()))
                 }
-                Outcome::Parked { reason } => (MoveKind::Parked, None, Some(reason.clone())),
-                Outcome::Disputed { reason } => (MoveKind::Disputed, None, Some(reason.clone())),
+                AttemptOutcome::Parked { reason } => (MoveKind::Parked, None, Some(reason.clone())),
+                AttemptOutcome::Disputed { reason } => {
+                    (MoveKind::Disputed, None, Some(reason.clone()))
+                }
             };
             columns.placements.push(settlement.placement_id.uuid());
             columns.attempts.push(signed(settlement.attempt));

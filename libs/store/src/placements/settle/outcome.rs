@@ -8,10 +8,10 @@ use time::OffsetDateTime;
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
-pub struct Settlement {
+pub struct PlacementSettlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     pub statements: Statements,
 }
 
@@ -42,16 +42,16 @@ pub struct KnownColumns {
     pub is_proved_by_look_up: bool,
 }
 
-/// The outcome of an attempt; see [`domain::placement::Event`].
+/// The outcome of an attempt; see [`domain::placement::PlacementEvent`].
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The provider has the purchase. Units with a profile become ready and get a delivery.
     Bought {
         /// The provider's own id of the purchase; `None` if the provider has none or did not name
         /// it this time. One that is already stored is kept then.
         reference: Option<String>,
         /// The units that the provider has listed, as far as they belong to topups.
-        units: Vec<Unit>,
+        units: Vec<SettledUnit>,
         /// How many units the provider has listed, which may be more.
         listed: usize,
         /// The delay until the next collect; `None` if no profile is missing.
@@ -89,7 +89,7 @@ pub enum Outcome {
 
 /// What is known about one unit that the provider has named.
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub struct SettledUnit {
     pub topup_id: TopupId,
     /// The provider's id of the unit that is assigned to the topup.
     pub provider_unit_id: String,
