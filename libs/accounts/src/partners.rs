@@ -18,7 +18,7 @@ use vault::{Keyring, Purpose, Vault, VaultError, some_opened};
 
 pub mod endpoints;
 
-pub use domain::rotation::{Overlap, Rotated};
+pub use domain::rotation::{Overlap, RotationResult};
 pub use endpoints::{rotate_secret, set_events};
 
 /// The limits of a partner in each ingress process. `None` means the default of the setting.
@@ -416,7 +416,7 @@ pub async fn rotate_keys(
     access_key: &str,
     secret_key: &SecretKey,
     overlap: Overlap,
-) -> Result<Rotated> {
+) -> Result<RotationResult> {
     let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
     let query = sqlx::query_scalar!(
         "UPDATE partners
@@ -436,7 +436,7 @@ pub async fn rotate_keys(
     Ok(query
         .fetch_optional(&mut **transaction)
         .await?
-        .map_or(Rotated::Refused, Rotated::Until))
+        .map_or(RotationResult::Refused, RotationResult::Until))
 }
 
 /// The keys of a partner after some of them were ended.

@@ -24,7 +24,7 @@ pub struct Overlap {
 
 /// The result of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rotated {
+pub enum RotationResult {
     /// The rotation is done. The old ones are valid until then, or not at all.
     Until(Option<OffsetDateTime>),
     /// Nothing was changed: the last overlap has not ended, there is no overlap to keep, or there
@@ -32,7 +32,7 @@ pub enum Rotated {
     Refused,
 }
 
-impl Rotated {
+impl RotationResult {
     /// What is made of the end of the old value; `None` if the rotation was refused.
     pub fn done<T>(self, make: impl FnOnce(Option<OffsetDateTime>) -> T) -> Option<T> {
         match self {

@@ -135,7 +135,7 @@ pub struct WebhookFacts {
 
 /// The stages of which no process has committed anything for ten seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Silent {
+pub struct SilentStages {
     pub provisioner: bool,
     pub notifier: bool,
 }
@@ -151,7 +151,7 @@ pub struct UnitFacts<'a> {
     pub webhooks: &'a [WebhookFacts],
     /// Why nothing is bought at its provider, if its purchase waits for that.
     pub stop: Option<Stop>,
-    pub silent: Silent,
+    pub silent: SilentStages,
 }
 
 /// How a unit stands. The order is that of the sentence, from what went well to what did not. Of
@@ -274,7 +274,7 @@ fn hold(endpoint: EndpointState) -> Option<Hold> {
 }
 
 /// How the webhook of a ready unit to one endpoint stands.
-pub fn of_webhook(webhook: &WebhookFacts, silent: Silent) -> Standing {
+pub fn of_webhook(webhook: &WebhookFacts, silent: SilentStages) -> Standing {
     match webhook.state {
         DeliveryState::Delivered => Standing::Delivered,
         DeliveryState::Exhausted if webhook.was_delivered => Standing::NotSentAgain,

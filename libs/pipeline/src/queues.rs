@@ -78,7 +78,7 @@ struct TicketsOfClass<T> {
     turns: VecDeque<QueueKey>,
     tickets: usize,
     /// Tickets that got permits and have not been taken by the worker yet.
-    granted: Vec<Granted<T>>,
+    granted: Vec<GrantedTicket<T>>,
 }
 
 struct Waiting<T> {
@@ -87,7 +87,7 @@ struct Waiting<T> {
 }
 
 /// A ticket that got its permit.
-pub(crate) struct Granted<T> {
+pub(crate) struct GrantedTicket<T> {
     pub(crate) ticket: T,
     pub(crate) permit: Permit,
     /// How long the ticket waited for the permit.
@@ -222,7 +222,7 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     /// Waits until tickets of a class have permits, and takes all of them.
-    pub(crate) async fn take_granted(&self, class: TicketClass) -> Vec<Granted<T>> {
+    pub(crate) async fn take_granted(&self, class: TicketClass) -> Vec<GrantedTicket<T>> {
         loop {
             let granted = std::mem::take(&mut lock(&self.state).by_class[class as usize].granted);
             if !granted.is_empty() {
@@ -303,7 +303,7 @@ impl<T: Send + 'static> Queues<T> {
                 waiting.turns.push_back(key.clone());
             }
             waiting.tickets -= 1;
-            waiting.granted.push(Granted {
+            waiting.granted.push(GrantedTicket {
                 ticket: first.ticket,
                 permit,
                 permit_wait: first.since.elapsed(),
@@ -399,7 +399,7 @@ mod tests {
         queues.offer_due((0..tickets).map(|ticket| (key.clone(), ticket)));
     }
 
-    fn granted(queues: &Queues<usize>, class: TicketClass) -> Vec<Granted<usize>> {
+    fn granted(queues: &Queues<usize>, class: TicketClass) -> Vec<GrantedTicket<usize>> {
         queues
             .take_granted(class)
             .now_or_never()
@@ -407,7 +407,7 @@ mod tests {
     }
 
     /// Offers many fresh tickets; returns those that got their permits at once.
-    fn fill(queues: &Queues<usize>, lane: &str, partner: PartnerId) -> Vec<Granted<usize>> {
+    fn fill(queues: &Queues<usize>, lane: &str, partner: PartnerId) -> Vec<GrantedTicket<usize>> {
         offer_fresh(queues, &key(lane, partner), 100);
         granted(queues, TicketClass::Fresh)
     }
@@ -419,7 +419,7 @@ mod tests {
         let mut tickets = Vec::new();
         for _ in 0..rows {
             for (class, letter) in [(TicketClass::Fresh, 'f'), (TicketClass::Due, 'd')] {
-                for Granted { ticket, permit, .. } in granted(queues, class) {
+                for GrantedTicket { ticket, permit, .. } in granted(queues, class) {
                     classes.push(letter);
                     tickets.push(ticket);
                     if class == TicketClass::Due {

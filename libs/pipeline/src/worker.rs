@@ -51,7 +51,7 @@ use crate::{
     Nats,
     effect::{Effect, perform},
     metrics::RowMetrics,
-    queues::{Granted, Queues},
+    queues::{GrantedTicket, Queues},
     streams::MessageSource,
     trace,
 };
@@ -214,7 +214,11 @@ impl<H: Handler> Worker<H> {
 
     /// Claims the rows of these tickets in one statement, and starts a task for each row that needs
     /// work.
-    async fn claim_and_run(&self, class: TicketClass, granted: Vec<Granted<QueuedTicket<H::Id>>>) {
+    async fn claim_and_run(
+        &self,
+        class: TicketClass,
+        granted: Vec<GrantedTicket<QueuedTicket<H::Id>>>,
+    ) {
         let claim_began = Moment::now();
         let rows: Vec<H::Id> = granted
             .iter()
@@ -239,7 +243,7 @@ impl<H: Handler> Worker<H> {
             let Some(granted) = permits.remove(&id) else {
                 continue;
             };
-            let Granted {
+            let GrantedTicket {
                 ticket,
                 permit,
                 permit_wait,
@@ -262,7 +266,7 @@ impl<H: Handler> Worker<H> {
     }
 
     /// The span of the statement that claims rows, with the contexts of their messages.
-    fn claim_span(granted: &[Granted<QueuedTicket<H::Id>>]) -> Span {
+    fn claim_span(granted: &[GrantedTicket<QueuedTicket<H::Id>>]) -> Span {
         let (operation, table) = H::CLAIM_STATEMENT;
         let span = trace::statement(operation, table);
         if !span.is_none() {

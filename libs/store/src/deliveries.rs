@@ -43,11 +43,11 @@ pub use self::{
     },
     fan_out::fan_out,
     known::claim_known,
-    record::{AttemptResult, Attempted, record},
+    record::{AttemptResult, EndedAttempt, record},
     view::View,
     walk::WalkPosition,
 };
-use crate::sweep::{Swept, SweptRange, may_sweep};
+use crate::sweep::{SweepResult, SweptRange, may_sweep};
 
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
@@ -100,13 +100,13 @@ pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Resu
 /// also fans out those that no claim has fanned out, whatever their state. This is what guarantees
 /// that a further endpoint gets each topup that it wants, even if the process that claimed the
 /// delivery died.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<SweepResult> {
     if !may_sweep!(&mut *connection, lag, "deliveries") {
-        return Ok(Swept::default());
+        return Ok(SweepResult::default());
     }
     transaction!(connection, "deliveries::sweep", |transaction| {
         let Some(range) = SweptRange::take(transaction, "deliveries", lag).await? else {
-            return Ok(TransactionEnd::Rollback(Swept::default()));
+            return Ok(TransactionEnd::Rollback(SweepResult::default()));
         };
         let statement = sqlx::query!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)

@@ -99,12 +99,12 @@ pub struct ClaimedRequest {
     /// Whether a partner waits for the data use, which a call about a give-back answers, too.
     pub usage_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
-    pub give_back: Option<Open>,
+    pub give_back: Option<OpenGiveBack>,
 }
 
 /// A give-back that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
+pub struct OpenGiveBack {
     pub now: GiveBack,
     /// The time since the partner asked for it.
     pub asked_age: Duration,
@@ -219,15 +219,17 @@ fn read(row: Row) -> Result<ClaimedRequest> {
         .give_back
         .map(|name| name.parse::<GiveBackState>())
         .transpose()?;
-    let open = state.filter(|state| !state.is_over()).map(|state| Open {
-        now: GiveBack {
-            state,
-            attempt: unsigned(row.attempt),
-            not_returned: row.not_returned,
-        },
-        asked_age: age(row.asked_age),
-        attempt_age: age(row.attempt_age),
-    });
+    let open = state
+        .filter(|state| !state.is_over())
+        .map(|state| OpenGiveBack {
+            now: GiveBack {
+                state,
+                attempt: unsigned(row.attempt),
+                not_returned: row.not_returned,
+            },
+            asked_age: age(row.asked_age),
+            attempt_age: age(row.attempt_age),
+        });
     Ok(ClaimedRequest {
         id: row.id,
         topup_id: row.topup_id.try_into()?,

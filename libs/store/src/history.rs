@@ -87,7 +87,7 @@ pub async fn write(transaction: &mut Transaction<'_>, notes: &[Note]) -> Result<
 
 /// What a placement was before an operator resolved it, or is after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Was {
+pub struct PlacementSnapshot {
     pub state: PlacementState,
     pub provider: String,
     /// As it is stored: see [`domain::reason`].
@@ -96,7 +96,7 @@ pub struct Was {
     pub placed_at: Option<OffsetDateTime>,
 }
 
-impl Was {
+impl PlacementSnapshot {
     pub fn new(
         state: PlacementState,
         provider: &str,
@@ -124,7 +124,7 @@ impl Was {
 
 /// A row of the history of an order.
 #[derive(Clone, Debug, Serialize)]
-pub struct Noted {
+pub struct HistoryRow {
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     pub placement_id: Option<Uuid>,
@@ -140,9 +140,9 @@ pub struct Noted {
 }
 
 /// The history of an order, oldest first; at most the newest 500 rows.
-pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Noted>> {
+pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<HistoryRow>> {
     let query = sqlx::query_as!(
-        Noted,
+        HistoryRow,
         "SELECT at, placement_id, topup_id, endpoint_id, provider, kind, attempt, reason, before::text AS before,
                 after::text AS after
          FROM history WHERE order_id = $1 ORDER BY at DESC LIMIT $2",
@@ -162,9 +162,9 @@ pub async fn around(
     endpoints: &[Uuid],
     since: OffsetDateTime,
     until: Option<OffsetDateTime>,
-) -> Result<Vec<Noted>> {
+) -> Result<Vec<HistoryRow>> {
     let query = sqlx::query_as!(
-        Noted,
+        HistoryRow,
         r#"SELECT h.at AS "at!", h.placement_id, h.topup_id, h.endpoint_id, h.provider, h.kind AS "kind!", h.attempt, h.reason,
                   h.before::text AS before, h.after::text AS after
            FROM unnest($1::text[]) AS asked (name)

@@ -27,5 +27,5 @@ mod sweep;
 mod unflushed;
 pub mod work;
 
-pub use sweep::Swept;
+pub use sweep::SweepResult;
 pub use unflushed::Unflushed;

@@ -21,14 +21,14 @@ use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
 use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 pub use settle::{
-    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, Settled,
-    SettledUnit, Statements, settle,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
+    SettlementEffect, Statements, settle,
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    sweep::{Swept, SweptRange, may_sweep},
+    sweep::{SweepResult, SweptRange, may_sweep},
     work::{self, DueWork, LookResult, WorkKind, WorkLook},
 };
 
@@ -64,7 +64,7 @@ pub async fn due(
 /// A placement that was deferred, and the ingress process that need not wait for its verdict any
 /// longer, see [`ClaimedPlacement::report_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deferred {
+pub struct DeferredPlacement {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub report_to: Option<Uuid>,
@@ -76,7 +76,7 @@ pub struct Deferred {
 pub async fn defer(
     connection: &mut PgConnection,
     placements: &[PlacementId],
-) -> Result<Vec<Deferred>> {
+) -> Result<Vec<DeferredPlacement>> {
     let ids = uuids(placements);
     retry_conflicts!(async {
         // `deferred` inserts the work. The ids are sorted, so that two processes that defer the
@@ -100,7 +100,7 @@ pub async fn defer(
             &ids,
         );
         let rows = query.fetch_all(&mut *connection).await?;
-        let deferred = rows.into_iter().map(|row| Deferred {
+        let deferred = rows.into_iter().map(|row| DeferredPlacement {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
             report_to: first::report_to(row.answering, row.answer_for),
@@ -112,13 +112,13 @@ pub async fn defer(
 /// Gives due work to each placement that has no outcome at the end of its first lease of `lag`. A
 /// placement whose attempt was recorded is looked up, because its outcome is unknown; any other one
 /// is bought.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<SweepResult> {
     if !may_sweep!(&mut *connection, lag, "placements") {
-        return Ok(Swept::default());
+        return Ok(SweepResult::default());
     }
     transaction!(connection, "placements::sweep", |transaction| {
         let Some(range) = SweptRange::take(transaction, "placements", lag).await? else {
-            return Ok(TransactionEnd::Rollback(Swept::default()));
+            return Ok(TransactionEnd::Rollback(SweepResult::default()));
         };
         let statement = sqlx::query!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)

@@ -44,7 +44,7 @@ pub(crate) use may_sweep;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepResult {
     /// The number of rows that got due work.
     pub late: u64,
     /// More rows wait whose first lease has ended, so the caller should sweep again at once.
@@ -142,7 +142,11 @@ impl SweptRange {
 
     /// Ends the sweep: moves the start of the next range, and sets a new fence if needed.
     /// `late` is the number of rows that got work.
-    pub(crate) async fn done(self, transaction: &mut Transaction<'_>, late: u64) -> Result<Swept> {
+    pub(crate) async fn done(
+        self,
+        transaction: &mut Transaction<'_>,
+        late: u64,
+    ) -> Result<SweepResult> {
         let statement = sqlx::query!(
             "UPDATE walks
              SET up_to = $2,
@@ -155,7 +159,7 @@ impl SweptRange {
             self.renew,
         );
         statement.execute(&mut **transaction).await?;
-        Ok(Swept {
+        Ok(SweepResult {
             late,
             more: self.more,
         })

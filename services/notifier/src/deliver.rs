@@ -43,7 +43,7 @@ use signing::code;
 use signing::webhook::Signers;
 use store::{
     deliveries::{
-        self, Attempted, ClaimedDelivery, DeliveryClaim, DeliveryContent,
+        self, ClaimedDelivery, DeliveryClaim, DeliveryContent, EndedAttempt,
         events::{EventContent, Subject},
         notices::{self, NoticeContent},
     },
@@ -64,8 +64,8 @@ use crate::{
     mail::{self, Mail, Mailer},
     mail_text,
     metrics::Metrics,
-    outcome::{self, AttemptFailure, ExchangeResult, LogIds, Responded},
-    schedule::{Next, Schedule},
+    outcome::{self, AttemptFailure, ExchangeResult, LogIds, ReceiverResponse},
+    schedule::{AfterAttempt, Schedule},
     webhook::{self, NoResponse, WebhookSender},
 };
 
@@ -285,7 +285,7 @@ impl Deliver {
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
-        let kept_permit = if next == Next::Delivered {
+        let kept_permit = if next == AfterAttempt::Delivered {
             drop(permit);
             None
         } else {
@@ -300,7 +300,7 @@ impl Deliver {
             duration,
             claim_began.monotonic.elapsed(),
         );
-        let attempted = Attempted {
+        let attempted = EndedAttempt {
             at,
             duration,
             status: response.map(|response| response.status),
@@ -328,20 +328,20 @@ impl Deliver {
         delivery: &ClaimedDelivery,
         exchange: &ExchangeResult,
         attempts_of_schedule: u32,
-    ) -> Next {
+    ) -> AfterAttempt {
         if matches!(
             exchange,
             Err(AttemptFailure::Erased | AttemptFailure::NoChannel)
         ) {
-            return Next::Exhausted;
+            return AfterAttempt::Exhausted;
         }
         let response = exchange.as_ref().ok().map(|responded| responded.response);
         if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
-            return Next::Exhausted;
+            return AfterAttempt::Exhausted;
         }
         let schedule = &self.settings.schedule;
         match schedule.next(attempts_of_schedule, response, rand::random()) {
-            Next::Retry(_) if is_test(delivery) => Next::Exhausted,
+            AfterAttempt::Retry(_) if is_test(delivery) => AfterAttempt::Exhausted,
             next => next,
         }
     }
@@ -380,11 +380,11 @@ impl Deliver {
         &self,
         delivery: &ClaimedDelivery,
         exchange: &ExchangeResult,
-        next: Next,
+        next: AfterAttempt,
     ) -> Option<Vec<u8>> {
         let beginning = &exchange.as_ref().ok()?.beginning;
         // The response to a test is kept in any case, because the partner wants to see it.
-        if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
+        if (next == AfterAttempt::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
         let purpose = Purpose::Response(delivery.id, delivery.ended_attempts);
@@ -447,7 +447,7 @@ impl Deliver {
         let proves = matches!(response.status, 200..=299)
             && matches!(content.as_ref(), DeliveryContent::Event(event)
                 if event.subject.is_proved_by(&beginning));
-        Ok(Responded {
+        Ok(ReceiverResponse {
             response,
             beginning,
             proves,
@@ -534,7 +534,7 @@ impl Deliver {
             text: &mail_text::text(*kind, notice, &delivery.target.environment),
             at: now,
         };
-        Ok(Responded {
+        Ok(ReceiverResponse {
             response: mailer.send(&mail).await?,
             beginning: Vec::new(),
             proves: false,

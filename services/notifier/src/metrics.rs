@@ -19,7 +19,7 @@ use store::{
     figures::Measure,
 };
 
-use crate::schedule::Next;
+use crate::schedule::AfterAttempt;
 
 /// Histogram bounds of the time from an order to its delivery, in seconds. They reach to the end of
 /// the retry schedule.
@@ -110,12 +110,12 @@ impl Metrics {
         &self,
         delivery: &ClaimedDelivery,
         class: &'static str,
-        next: Next,
+        next: AfterAttempt,
         duration: Duration,
         since_claim: Duration,
     ) {
         let environment = &delivery.target.environment;
-        let is_delivered = next == Next::Delivered;
+        let is_delivered = next == AfterAttempt::Delivered;
         self.attempt(
             environment,
             delivery.endpoint.id,
@@ -123,13 +123,13 @@ impl Metrics {
             duration,
             is_delivered,
         );
-        if next == Next::Exhausted {
+        if next == AfterAttempt::Exhausted {
             self.exhausted();
         }
         self.delivery(match next {
-            Next::Delivered => "delivered",
-            Next::Retry(_) => "retried",
-            Next::Exhausted => "exhausted",
+            AfterAttempt::Delivered => "delivered",
+            AfterAttempt::Retry(_) => "retried",
+            AfterAttempt::Exhausted => "exhausted",
         });
         // A resend does not count for the delivery time, because somebody chose when it happened.
         if let DeliveryContent::Esim(esim) = &delivery.content

@@ -6,7 +6,7 @@ use store::deliveries::{AttemptResult, ClaimedDelivery, DeliveryContent};
 use tracing::field::{DisplayValue, display};
 
 use crate::{
-    schedule::{EndpointResponse, Next},
+    schedule::{AfterAttempt, EndpointResponse},
     webhook::NoResponse,
 };
 
@@ -58,7 +58,7 @@ pub(crate) enum AttemptFailure {
 }
 
 /// The response of an endpoint or a mail relay.
-pub(crate) struct Responded {
+pub(crate) struct ReceiverResponse {
     pub(crate) response: EndpointResponse,
     /// The beginning of the body.
     pub(crate) beginning: Vec<u8>,
@@ -67,7 +67,7 @@ pub(crate) struct Responded {
 }
 
 /// The result of an attempt.
-pub(crate) type ExchangeResult = Result<Responded, AttemptFailure>;
+pub(crate) type ExchangeResult = Result<ReceiverResponse, AttemptFailure>;
 
 /// The class of an attempt's result, for metrics and the database.
 pub(crate) fn class(exchange: &ExchangeResult) -> &'static str {
@@ -109,14 +109,14 @@ pub(crate) fn detail(exchange: &ExchangeResult) -> Option<String> {
 /// flight, which only a failure asks.
 pub(crate) fn result(
     exchange: &ExchangeResult,
-    next: Next,
-    next_if_resent: impl FnOnce() -> Next,
+    next: AfterAttempt,
+    next_if_resent: impl FnOnce() -> AfterAttempt,
 ) -> AttemptResult {
     let wait = |next| match next {
-        Next::Retry(wait) => Some(wait),
-        Next::Delivered | Next::Exhausted => None,
+        AfterAttempt::Retry(wait) => Some(wait),
+        AfterAttempt::Delivered | AfterAttempt::Exhausted => None,
     };
-    if next == Next::Delivered {
+    if next == AfterAttempt::Delivered {
         return AttemptResult::Delivered;
     }
     let error = match exchange {
@@ -137,7 +137,7 @@ pub(crate) fn log(
     delivery: &ClaimedDelivery,
     response: Option<EndpointResponse>,
     failure: Option<&AttemptFailure>,
-    next: Next,
+    next: AfterAttempt,
 ) {
     let ClaimedDelivery {
         partner_id,
@@ -164,7 +164,7 @@ pub(crate) fn log(
         };
     }
     match (failure, next) {
-        (_, Next::Delivered) => log!(debug, status, ?age, "webhook delivered"),
+        (_, AfterAttempt::Delivered) => log!(debug, status, ?age, "webhook delivered"),
         (
             Some(
                 AttemptFailure::Profile(_)
@@ -176,7 +176,7 @@ pub(crate) fn log(
         ) => {
             log!(error, error, ?next, "webhook cannot be created");
         }
-        (_, Next::Retry(retry_in)) => {
+        (_, AfterAttempt::Retry(retry_in)) => {
             log!(
                 info,
                 status,
@@ -185,6 +185,8 @@ pub(crate) fn log(
                 "webhook not delivered; retry scheduled"
             );
         }
-        (_, Next::Exhausted) => log!(warn, status, error, "webhook not delivered; exhausted"),
+        (_, AfterAttempt::Exhausted) => {
+            log!(warn, status, error, "webhook not delivered; exhausted");
+        }
     }
 }

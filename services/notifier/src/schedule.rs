@@ -52,7 +52,7 @@ pub struct EndpointResponse {
 
 /// What an attempt leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum AfterAttempt {
     Delivered,
     /// The next attempt is made after this time.
     Retry(Duration),
@@ -67,23 +67,28 @@ impl Schedule {
     /// Everything else is retried after the next wait of the schedule, or later if the endpoint
     /// asks for that. `response` is `None` if there was none. `attempt` is the number of earlier
     /// attempts of this schedule. `random` is a number from 0 to 1.
-    pub fn next(&self, attempt: u32, response: Option<EndpointResponse>, random: f64) -> Next {
+    pub fn next(
+        &self,
+        attempt: u32,
+        response: Option<EndpointResponse>,
+        random: f64,
+    ) -> AfterAttempt {
         match response.map(|response| response.status) {
-            Some(200..=299) => return Next::Delivered,
-            Some(410) => return Next::Exhausted,
+            Some(200..=299) => return AfterAttempt::Delivered,
+            Some(410) => return AfterAttempt::Exhausted,
             _ => {}
         }
         let Some(wait) = usize::try_from(attempt)
             .ok()
             .and_then(|attempt| self.0.get(attempt))
         else {
-            return Next::Exhausted;
+            return AfterAttempt::Exhausted;
         };
         let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
         let asked = response
             .and_then(|response| response.retry_after)
             .unwrap_or_default();
-        Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
+        AfterAttempt::Retry(wait.max(asked.min(LONGEST_WAIT)))
     }
 }
 
@@ -97,7 +102,7 @@ mod tests {
         Schedule::parse(crate::RETRY_SCHEDULE).unwrap()
     }
 
-    fn next(attempt: u32, response: Option<EndpointResponse>, random: f64) -> Next {
+    fn next(attempt: u32, response: Option<EndpointResponse>, random: f64) -> AfterAttempt {
         schedule().next(attempt, response, random)
     }
 
@@ -109,8 +114,11 @@ mod tests {
             Some((&Duration::from_secs(5), &minutes[..]))
         );
         let short = Schedule::parse("100ms, 0").unwrap();
-        assert_eq!(short.next(1, None, 0.5), Next::Retry(Duration::ZERO));
-        assert_eq!(short.next(2, None, 0.5), Next::Exhausted);
+        assert_eq!(
+            short.next(1, None, 0.5),
+            AfterAttempt::Retry(Duration::ZERO)
+        );
+        assert_eq!(short.next(2, None, 0.5), AfterAttempt::Exhausted);
         for bad in ["", "5s,", "5", "5s;5m", "-1s", "8days", &"1s,".repeat(40)] {
             assert!(Schedule::parse(bad).is_err(), "{bad}");
         }
@@ -133,7 +141,7 @@ mod tests {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(
                 next(0, Some(responded(status)), 0.5),
-                Next::Delivered,
+                AfterAttempt::Delivered,
                 "{status}"
             );
         }
@@ -142,12 +150,15 @@ mod tests {
         ] {
             assert_eq!(
                 next(0, Some(responded(status)), 0.5),
-                Next::Retry(Duration::from_secs(5)),
+                AfterAttempt::Retry(Duration::from_secs(5)),
                 "{status}"
             );
         }
-        assert_eq!(next(0, Some(responded(410)), 0.5), Next::Exhausted);
-        assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
+        assert_eq!(next(0, Some(responded(410)), 0.5), AfterAttempt::Exhausted);
+        assert_eq!(
+            next(0, None, 0.5),
+            AfterAttempt::Retry(Duration::from_secs(5))
+        );
     }
 
     proptest! {
@@ -155,7 +166,7 @@ mod tests {
         fn a_wait_is_the_schedules_within_its_jitter(attempt in 0..7_u32, status in 300..600_u16, random in 0.0..1.0) {
             prop_assume!(status != 410);
             let scheduled = schedule().0[attempt as usize];
-            let Next::Retry(wait) = next(attempt, Some(responded(status)), random) else {
+            let AfterAttempt::Retry(wait) = next(attempt, Some(responded(status)), random) else {
                 return Err(TestCaseError::fail("not retried"));
             };
             prop_assert!(wait >= scheduled.mul_f64(0.9) && wait <= scheduled.mul_f64(1.1), "{wait:?}");
@@ -166,7 +177,7 @@ mod tests {
             let retry_after = Some(Duration::from_secs(asked));
             let plain = next(attempt, Some(responded(503)), random);
             let polite = next(attempt, Some(EndpointResponse { retry_after, ..responded(503) }), random);
-            let (Next::Retry(plain), Next::Retry(polite)) = (plain, polite) else {
+            let (AfterAttempt::Retry(plain), AfterAttempt::Retry(polite)) = (plain, polite) else {
                 return Err(TestCaseError::fail("not retried"));
             };
             prop_assert!(polite >= plain && polite <= LONGEST_WAIT);
@@ -175,7 +186,7 @@ mod tests {
 
         #[test]
         fn whatever_is_responded_ends_after_the_last_attempt(attempt in 7..u32::MAX, status in 300..600_u16) {
-            prop_assert_eq!(next(attempt, Some(responded(status)), 0.5), Next::Exhausted);
+            prop_assert_eq!(next(attempt, Some(responded(status)), 0.5), AfterAttempt::Exhausted);
         }
     }
 }

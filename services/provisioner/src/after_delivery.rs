@@ -28,7 +28,9 @@ use pipeline::{
 };
 use runtime::clock::Moment;
 use store::{
-    esim_requests::{self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Open, UsageFailure},
+    esim_requests::{
+        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, OpenGiveBack, UsageFailure,
+    },
     work::{LookResult, WorkLook},
 };
 use uuid::Uuid;
@@ -211,7 +213,7 @@ impl ProviderContext {
     async fn settle_attempt(
         &self,
         claimed: &ClaimedRequest,
-        open: Open,
+        open: OpenGiveBack,
         status: Result<EsimStatus, Trouble>,
     ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
@@ -247,7 +249,7 @@ impl ProviderContext {
     async fn begin_attempt(
         &self,
         claimed: &ClaimedRequest,
-        open: Open,
+        open: OpenGiveBack,
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
         claim_began: Moment,

@@ -12,7 +12,7 @@ use runtime::{CommonConfig, config::BadSetting};
 use vault::{Keyring, Vault};
 
 use crate::{
-    providers::{self, Accounts, Connected, Paced},
+    providers::{self, Accounts, PacedCalls, ProviderConnection},
     rate::Rate,
 };
 
@@ -172,9 +172,9 @@ fn response_max(max_units: u32) -> usize {
 }
 
 /// A configured provider, by its name, with the pace of its calls.
-pub(crate) struct Configured {
+pub(crate) struct ConfiguredProvider {
     pub(crate) name: String,
-    pub(crate) connected: Connected,
+    pub(crate) connected: ProviderConnection,
     pub(crate) rate: Arc<Rate>,
 }
 
@@ -182,12 +182,12 @@ impl Config {
     /// Creates the adapters of the configured providers. A name that is given twice is an error,
     /// because two workers would compete for the same rows.
     /// `instance` names this replica, which shares `PROVIDER_RATE` with the others.
-    pub(crate) fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
+    pub(crate) fn connect(&self, instance: &str) -> anyhow::Result<Vec<ConfiguredProvider>> {
         let limits = providers::CallLimits {
             timeout: self.provider_timeout,
             response_max: response_max(self.max_units),
         };
-        let mut configured: Vec<Configured> = Vec::new();
+        let mut configured: Vec<ConfiguredProvider> = Vec::new();
         for name in &self.providers {
             if configured.iter().any(|other| other.name == *name) {
                 return Err(BadSetting::error(format!(
@@ -195,11 +195,11 @@ impl Config {
                 )));
             }
             let rate = Arc::new(Rate::new(self.provider_rate, instance.to_owned()));
-            let paced = Paced {
+            let paced = PacedCalls {
                 limits,
                 rate: Arc::clone(&rate),
             };
-            configured.push(Configured {
+            configured.push(ConfiguredProvider {
                 name: name.clone(),
                 connected: self.accounts.connect(name, paced)?,
                 rate,

@@ -60,9 +60,9 @@ use uuid::Uuid;
 pub use crate::config::Config;
 use crate::{
     callbacks::{Callbacks, Callers},
-    config::Configured,
+    config::ConfiguredProvider,
     metrics::Metrics,
-    providers::Connected,
+    providers::ProviderConnection,
     reporter::Reporter,
     start::Parts,
 };
@@ -144,7 +144,7 @@ async fn connect(config: &Config) -> anyhow::Result<Parts> {
 /// that cannot be recorded gets 503, and its profiles are collected on schedule.
 async fn receive_callbacks(
     config: &Config,
-    providers: &[Configured],
+    providers: &[ConfiguredProvider],
     parts: &Parts,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
@@ -169,9 +169,9 @@ async fn receive_callbacks(
 }
 
 /// The providers with a callback token.
-fn callers(providers: &[Configured]) -> Callers {
+fn callers(providers: &[ConfiguredProvider]) -> Callers {
     let callers = providers.iter().filter_map(|configured| {
-        let Connected {
+        let ProviderConnection {
             provider,
             callback_token,
         } = &configured.connected;

@@ -15,10 +15,11 @@ mod usimsa;
 
 pub use account::{AccountSetting, ProviderAccount};
 pub use known::Accounts;
-pub use lists::{ListPage, ProductOffer, PurchasePeriod, Sold, Unsuitable};
+pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, UnsuitableProduct};
 pub use provider::{
-    Balance, BoughtUnits, CallLimits, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus,
-    GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, Paced, ProfileFault, Provider,
-    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
+    Balance, BoughtUnits, CallLimits, Capabilities, Custody, DeliveredEsim, EsimStatus,
+    GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault,
+    Provider, ProviderConnection, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse,
+    Trouble,
 };
 pub use text::ProviderId;

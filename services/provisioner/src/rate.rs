@@ -143,7 +143,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::providers::{Accounts, CallLimits, LookUpRequest, Paced, Provider, Purchase};
+    use crate::providers::{Accounts, CallLimits, LookUpRequest, PacedCalls, Provider, Purchase};
 
     async fn turns(rate: &Rate, most: usize) -> Duration {
         let began = Instant::now();
@@ -252,7 +252,7 @@ mod tests {
             timeout: Duration::from_secs(5),
             response_max: 1 << 20,
         };
-        let paced = Paced {
+        let paced = PacedCalls {
             limits,
             rate: Arc::clone(&rate),
         };

@@ -28,7 +28,7 @@ use pipeline::{
     trace,
 };
 use runtime::Shutdown;
-use store::placements::{ClaimedPlacement, Deferred};
+use store::placements::{ClaimedPlacement, DeferredPlacement};
 use tracing::Span;
 use uuid::Uuid;
 
@@ -87,8 +87,8 @@ impl Reporter {
 
     /// Tells ingress that deferred placements are bought later, so that it answers 201 at once
     /// instead of waiting.
-    pub fn deferred(&self, deferred: &[Deferred]) {
-        for Deferred {
+    pub fn deferred(&self, deferred: &[DeferredPlacement]) {
+        for DeferredPlacement {
             placement_id,
             order_id,
             report_to,

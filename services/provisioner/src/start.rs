@@ -28,11 +28,11 @@ use crate::{
     balance,
     breaker::Breaker,
     calls::Calls,
-    config::{Config, Configured},
+    config::{Config, ConfiguredProvider},
     heartbeat,
     limiter::LaneLimiters,
     metrics::Metrics,
-    providers::Connected,
+    providers::ProviderConnection,
     purchases::{PlacementHandler, ProviderContext, Settlements, UNRECORDED},
     rate::Rate,
     reporter::Reporter,
@@ -56,7 +56,7 @@ pub(crate) struct Parts {
 /// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
 pub(crate) fn providers(
     config: &Config,
-    providers: Vec<Configured>,
+    providers: Vec<ConfiguredProvider>,
     reporter: &Arc<Reporter>,
     parts: &Parts,
     shutdown: &Shutdown,
@@ -64,9 +64,9 @@ pub(crate) fn providers(
     let settlements = Settlements::start(parts.database.clone(), shutdown);
     let lookout = Lookout::start(parts.database.clone(), shutdown);
     let mut all = Vec::new();
-    for Configured {
+    for ConfiguredProvider {
         name,
-        connected: Connected { provider, .. },
+        connected: ProviderConnection { provider, .. },
         rate,
     } in providers
     {

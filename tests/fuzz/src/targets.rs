@@ -10,11 +10,11 @@ use http::HeaderMap;
 use ingress::fuzz::Harness;
 use notifier::{
     client,
-    schedule::{Next, Schedule},
+    schedule::{AfterAttempt, Schedule},
     webhook::WebhookSender,
 };
 use provisioner::providers::{
-    Accounts, CallLimits, Hint, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
+    Accounts, CallLimits, Hint, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderId,
     ProviderUnit, ProviderUnitState, Purchase, PurchasePeriod, PurchaseResponse, Trouble,
 };
 use webhooks::{
@@ -98,7 +98,7 @@ fn account(name: &str, base: &str) -> Arc<dyn Provider> {
         .with(name, "URL", base)
         .with(name, "ACCESS_KEY", "key")
         .with(name, "SECRET_KEY", "c2VjcmV0LWtleQ==");
-    let connected = accounts.connect(name, Paced::without_rate(limits));
+    let connected = accounts.connect(name, PacedCalls::without_rate(limits));
     connected.expect("a client").provider
 }
 
@@ -269,9 +269,9 @@ fn endpoint() -> Target {
         };
         assert!((100..1000).contains(&answer.status) && beginning.len() <= 1024);
         match schedule.next(0, Some(answer), 0.5) {
-            Next::Delivered => assert!((200..300).contains(&answer.status)),
-            Next::Retry(wait) => assert!((4..=24 * 3600 + 60).contains(&wait.as_secs())),
-            Next::Exhausted => assert_eq!(answer.status, 410),
+            AfterAttempt::Delivered => assert!((200..300).contains(&answer.status)),
+            AfterAttempt::Retry(wait) => assert!((4..=24 * 3600 + 60).contains(&wait.as_secs())),
+            AfterAttempt::Exhausted => assert_eq!(answer.status, 410),
         }
     })
 }

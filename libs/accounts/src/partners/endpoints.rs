@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use domain::{
     EndpointId, EndpointKey, PartnerId,
     event::EventKind,
-    rotation::{self, Overlap, Rotated, Valid},
+    rotation::{self, Overlap, RotationResult, Valid},
 };
 use pg::{Error, Result, Transaction};
 use signing::webhook;
@@ -254,7 +254,7 @@ pub async fn rotate_secret(
     endpoint: EndpointKey,
     secret: &webhook::Secret,
     overlap: Overlap,
-) -> Result<Rotated> {
+) -> Result<RotationResult> {
     let sealed = vault.seal(purpose(endpoint), secret.expose())?;
     let query = sqlx::query!(
         r#"SELECT secrets, secret_ends AS "secret_ends: Vec<Option<OffsetDateTime>>", now() AS "now!"
@@ -264,14 +264,14 @@ pub async fn rotate_secret(
         endpoint.partner_id.uuid(),
     );
     let Some(stored) = query.fetch_optional(&mut **transaction).await? else {
-        return Ok(Rotated::Refused);
+        return Ok(RotationResult::Refused);
     };
     let list = stored.secrets.into_iter().zip(stored.secret_ends);
     let list: Vec<_> = list
         .map(|(value, ends_at)| Valid { value, ends_at })
         .collect();
     let Some(list) = rotation::rotate(&list, sealed, overlap, stored.now) else {
-        return Ok(Rotated::Refused);
+        return Ok(RotationResult::Refused);
     };
     let (secrets, ends): (Vec<Vec<u8>>, Vec<Option<OffsetDateTime>>) =
         list.into_iter().map(|one| (one.value, one.ends_at)).unzip();
@@ -282,7 +282,7 @@ pub async fn rotate_secret(
         &ends as &[Option<OffsetDateTime>],
     );
     statement.execute(&mut **transaction).await?;
-    Ok(Rotated::Until(ends.into_iter().flatten().next()))
+    Ok(RotationResult::Until(ends.into_iter().flatten().next()))
 }
 
 /// Makes the first endpoint of a partner anew, without a URL, a secret and further events, after all of

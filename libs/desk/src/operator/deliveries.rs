@@ -17,7 +17,7 @@ use sqlx::PgConnection;
 use store::deliveries::{
     View,
     endpoints::LONGEST_LEASE,
-    resends::{DeliveryFilter, Resent, resend},
+    resends::{DeliveryFilter, ResentCounts, resend},
     view,
 };
 use time::OffsetDateTime;
@@ -174,7 +174,7 @@ pub async fn resend_one(
     id: DeliveryId,
     filter: &DeliveryFilter,
     mode: Mode<'_>,
-) -> Result<Resent> {
+) -> Result<ResentCounts> {
     transaction!(connection, "deliveries::resend_one", |transaction| {
         let resent = resend(transaction, &[id.uuid()], filter).await?;
         if resent.resent == 0 {

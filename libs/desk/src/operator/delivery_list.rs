@@ -17,7 +17,7 @@ use store::deliveries::{
     View,
     resends::DeliveryFilter,
     view,
-    walk::{Kinds, Matching, Seen, Walk, WalkOrder, WalkPosition, WalkSource},
+    walk::{Kinds, Matching, Walk, WalkOrder, WalkPosition, WalkRow, WalkSource},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -187,7 +187,7 @@ async fn of_state(
     while let Some(size) = looking.next() {
         let rows = look(connection, filter, &matching, last, size).await?;
         let ended = rows.len() < size;
-        let is_untaken = |seen: &&Seen| {
+        let is_untaken = |seen: &&WalkRow| {
             filter.state != Some(DeliveryState::Pending) || seen.attempted_at.is_some()
         };
         let ids = rows.iter().filter(|seen| matching.matches(seen));
@@ -247,7 +247,7 @@ async fn look(
     matching: &Matching,
     last: Option<WalkPosition>,
     size: usize,
-) -> Result<Vec<Seen>> {
+) -> Result<Vec<WalkRow>> {
     match (filter.partner_id, filter.state) {
         (Some(partner_id), state) => {
             of_partner(partner_id, state, matching, last)
@@ -285,11 +285,11 @@ async fn held(
     matching: &Matching,
     last: Option<WalkPosition>,
     size: usize,
-) -> Result<Vec<Seen>> {
+) -> Result<Vec<WalkRow>> {
     // It began to wait when its last attempt was recorded, so not before that attempt.
     let since = matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let rows = sqlx::query_as!(
-        Seen,
+        WalkRow,
         r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at, d.created_at AS "created_at?"
            FROM (SELECT id, at FROM held
                  WHERE state = $1 AND provider = '' AND at >= $5 AND at <= coalesce($2, 'infinity'::timestamptz)
@@ -312,9 +312,9 @@ async fn all(
     matching: &Matching,
     last: Option<WalkPosition>,
     size: usize,
-) -> Result<Vec<Seen>> {
+) -> Result<Vec<WalkRow>> {
     let rows = sqlx::query_as!(
-        Seen,
+        WalkRow,
         r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
                   created_at AS "created_at?"
            FROM deliveries

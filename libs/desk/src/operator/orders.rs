@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Stored, StoredReason,
     standing::{
-        self, DeliveryState, EndpointState, Rows, Silent, Standing, Stop, UnitState, WebhookFacts,
-        of_webhook,
+        self, DeliveryState, EndpointState, Rows, SilentStages, Standing, Stop, UnitState,
+        WebhookFacts, of_webhook,
     },
 };
 use pg::{Error, Result};
@@ -235,12 +235,12 @@ pub struct TopupView {
 
 impl OrderView {
     /// Which stages are silent.
-    pub fn silent(&self) -> Silent {
+    pub fn silent(&self) -> SilentStages {
         let is_dead = |stage| {
             let mut all = self.stages.iter();
             all.any(|one| one.stage == stage && one.is_dead())
         };
-        Silent {
+        SilentStages {
             provisioner: is_dead(Stage::Provisioner),
             notifier: is_dead(Stage::Notifier),
         }

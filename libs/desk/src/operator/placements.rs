@@ -20,7 +20,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    history::{self, Note, Was},
+    history::{self, Note, PlacementSnapshot},
     placements::asked,
 };
 use time::OffsetDateTime;
@@ -406,7 +406,7 @@ pub async fn resolve(
             return Err(PlacementNotResolved::NotParked(parked.state));
         }
         let units = units(transaction, placement_id).await?;
-        let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
+        let was = PlacementSnapshot::new(parked.state, &row.provider, row.reason, row.placed_at);
         let is = was.resolved(settled.state, other);
         let changed = note_resolved(transaction, placement_id, row.attempt, &was, &is).await?;
         mode.record(transaction, 1, changed).await?;
@@ -428,8 +428,8 @@ async fn note_resolved(
     transaction: &mut Transaction<'_>,
     placement_id: PlacementId,
     attempt: i32,
-    was: &Was,
-    is: &Was,
+    was: &PlacementSnapshot,
+    is: &PlacementSnapshot,
 ) -> Result<ActionChange> {
     let before = was.json();
     let after = is.json();

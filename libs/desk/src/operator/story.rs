@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use domain::{Command, HistoryKind, Reason, Stored, StoredReason, standing::UnitState};
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
-use store::history::{self, Noted, Was};
+use store::history::{self, HistoryRow, PlacementSnapshot};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -133,19 +133,19 @@ pub async fn timeline(
 }
 
 /// Whether something was noted of the placement at this moment, which is that of a transaction.
-fn is_noted(noted: &[Noted], placement_id: Uuid, at: OffsetDateTime) -> bool {
+fn is_noted(noted: &[HistoryRow], placement_id: Uuid, at: OffsetDateTime) -> bool {
     let mut noted = noted.iter();
     noted.any(|one| one.at == at && one.placement_id == Some(placement_id))
 }
 
 /// What an operator's resolution changed.
-fn was(noted: Option<&str>) -> Option<Was> {
+fn was(noted: Option<&str>) -> Option<PlacementSnapshot> {
     serde_json::from_str(noted?).ok()
 }
 
 /// The confirmation of a purchase that an operator has resolved since as not bought: the row of the
 /// placement has its time no more.
-fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<StoryMoment> {
+fn confirmed_before(noted: &HistoryRow, order: &OrderView) -> Option<StoryMoment> {
     let before = was(noted.before.as_deref())?;
     let placement_id = noted.placement_id?;
     let mut placements = order.placements.iter();
@@ -278,7 +278,7 @@ fn ended(
 
 /// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,
 /// are moments of their own.
-fn moment_of(noted: Noted) -> Option<StoryMoment> {
+fn moment_of(noted: HistoryRow) -> Option<StoryMoment> {
     let kind: HistoryKind = noted.kind.parse().ok()?;
     let told = !matches!(
         kind,
@@ -368,7 +368,7 @@ async fn failures(
     connection: &mut PgConnection,
     order: &OrderView,
     acted: &[ActedOn],
-    noted: &[Noted],
+    noted: &[HistoryRow],
 ) -> Result<Vec<StoryMoment>> {
     let failed = order
         .topups
@@ -408,7 +408,7 @@ async fn failures(
         let reported = events
             .iter()
             .filter(|event| units.iter().any(|unit| unit.topup_id == event.topup_id));
-        let is_failure = |one: &&Noted| {
+        let is_failure = |one: &&HistoryRow| {
             matches!(
                 one.kind.parse(),
                 Ok(HistoryKind::UnitFailed | HistoryKind::Rejected)

@@ -1,6 +1,6 @@
 //! A partner's account: its keys and the options that it may order.
 
-use accounts::{options, partners::Rotated};
+use accounts::{options, partners::RotationResult};
 use domain::{Environment, OptionId, PartnerId, product::Country};
 use pg::{
     Result, Transaction, TransactionEnd,
@@ -146,11 +146,11 @@ pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     command: domain::Command,
-    rotate: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<Rotated>,
-) -> Result<Rotated> {
+    rotate: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<RotationResult>,
+) -> Result<RotationResult> {
     let rotate = async |transaction: &mut Transaction<'_>| {
         let rotated = rotate(transaction).await?;
-        if let Rotated::Until(until) = rotated {
+        if let RotationResult::Until(until) = rotated {
             let old_until = until.map(rfc3339);
             let changed = ActionChange::created(json!({ "old_until": old_until }));
             record_change(transaction, command, partner_id, changed).await?;

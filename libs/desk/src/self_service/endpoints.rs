@@ -7,7 +7,7 @@ use pg::{Result, Transaction, TransactionEnd, actions::ActionChange, transaction
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use store::{
-    deliveries::endpoints::{self, Resumed},
+    deliveries::endpoints::{self, ResumeResult},
     with_state,
 };
 use time::OffsetDateTime;
@@ -238,11 +238,13 @@ pub async fn resume_endpoint(
         }
         let before = shown(transaction, endpoint).await?;
         match endpoints::resume_by_partner(transaction, endpoint).await? {
-            Resumed::ByOperator => return Ok(TransactionEnd::Rollback(PauseChanged::ByOperator)),
-            Resumed::Now => {
+            ResumeResult::ByOperator => {
+                return Ok(TransactionEnd::Rollback(PauseChanged::ByOperator));
+            }
+            ResumeResult::Now => {
                 record_between(transaction, Command::EndpointResume, endpoint, before).await?;
             }
-            Resumed::NotPaused => {}
+            ResumeResult::NotPaused => {}
         }
         Ok(TransactionEnd::Commit(PauseChanged::Done))
     })

@@ -4,20 +4,20 @@ use strum::VariantArray;
 
 use super::*;
 
-const SILENT: [Silent; 4] = [
-    Silent {
+const SILENT: [SilentStages; 4] = [
+    SilentStages {
         provisioner: false,
         notifier: false,
     },
-    Silent {
+    SilentStages {
         provisioner: true,
         notifier: false,
     },
-    Silent {
+    SilentStages {
         provisioner: false,
         notifier: true,
     },
-    Silent {
+    SilentStages {
         provisioner: true,
         notifier: true,
     },

@@ -237,7 +237,7 @@ pub async fn pause_by_partner(
 
 /// What became of a request to end a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resumed {
+pub enum ResumeResult {
     Now,
     NotPaused,
     /// An operator has paused the endpoint, so only an operator ends that.
@@ -249,7 +249,7 @@ pub enum Resumed {
 pub async fn resume_by_partner(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
-) -> Result<Resumed> {
+) -> Result<ResumeResult> {
     let statement = sqlx::query!(
         "UPDATE partner_endpoints
          SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
@@ -259,22 +259,22 @@ pub async fn resume_by_partner(
         seconds(PACE),
     );
     if statement.execute(&mut *connection).await?.rows_affected() > 0 {
-        return Ok(Resumed::Now);
+        return Ok(ResumeResult::Now);
     }
     let query = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM partner_endpoints WHERE endpoint_id = $1 AND blocked_until = 'infinity') AS "paused!""#,
         endpoint.id.uuid(),
     );
     Ok(if query.fetch_one(connection).await? {
-        Resumed::ByOperator
+        ResumeResult::ByOperator
     } else {
-        Resumed::NotPaused
+        ResumeResult::NotPaused
     })
 }
 
 /// The result of one batch of [`move_waiting`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MoveBatch {
     /// The number of deliveries that became due.
     pub due: u64,
     /// Whether more deliveries may be left.
@@ -289,13 +289,13 @@ pub async fn move_waiting(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     limit: u32,
-) -> Result<Moved> {
+) -> Result<MoveBatch> {
     let query = sqlx::query_scalar!(
         "SELECT moving_since FROM partner_endpoints WHERE endpoint_id = $1",
         endpoint.id.uuid()
     );
     let Some(since) = query.fetch_optional(&mut *connection).await?.flatten() else {
-        return Ok(Moved::default());
+        return Ok(MoveBatch::default());
     };
     let without_url = release_held(connection, endpoint, limit).await?;
     let retries = make_retries_due(connection, endpoint, since, limit).await?;
@@ -313,7 +313,7 @@ pub async fn move_waiting(
         );
         statement.execute(connection).await?.rows_affected()
     };
-    Ok(Moved {
+    Ok(MoveBatch {
         due: without_url + retries,
         more: ended == 0,
     })

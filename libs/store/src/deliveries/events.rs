@@ -205,7 +205,7 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
 
 /// The result of [`test`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tested {
+pub enum EndpointTestResult {
     /// The test was created and is due now.
     Due(DeliveryId),
     /// The last test is younger than the interval; this much time is left.
@@ -221,7 +221,7 @@ pub async fn test(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     interval: Duration,
-) -> Result<Tested> {
+) -> Result<EndpointTestResult> {
     let partner_id = endpoint.partner_id;
     transaction!(connection, "events::test", |transaction| {
         // The lock of the partner's row lets one request after the other pass, so that two requests at
@@ -235,9 +235,11 @@ pub async fn test(
         );
         let row = query.fetch_optional(&mut **transaction).await?;
         match row {
-            Some(row) if row.paused => return Ok(TransactionEnd::Rollback(Tested::Paused)),
+            Some(row) if row.paused => {
+                return Ok(TransactionEnd::Rollback(EndpointTestResult::Paused));
+            }
             Some(row) if row.has_url => {}
-            _ => return Ok(TransactionEnd::Rollback(Tested::NoEndpoint)),
+            _ => return Ok(TransactionEnd::Rollback(EndpointTestResult::NoEndpoint)),
         }
         let query = sqlx::query_scalar!(
             r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries d
@@ -256,7 +258,7 @@ pub async fn test(
         );
         let age = query.fetch_optional(&mut **transaction).await?;
         if let Some(left) = age.and_then(|age| interval.checked_sub(pg::age(age))) {
-            return Ok(TransactionEnd::Rollback(Tested::TooSoon(left)));
+            return Ok(TransactionEnd::Rollback(EndpointTestResult::TooSoon(left)));
         }
         let id = DeliveryId::new();
         // The work is due at `-infinity`, which is before all other work of the partner. The look at
@@ -274,7 +276,7 @@ pub async fn test(
             endpoint.work_lane(),
         );
         statement.execute(&mut **transaction).await?;
-        Ok(TransactionEnd::Commit(Tested::Due(id)))
+        Ok(TransactionEnd::Commit(EndpointTestResult::Due(id)))
     })
 }
 

@@ -24,7 +24,7 @@ use super::{
 
 /// One ended attempt.
 #[derive(Clone, Debug)]
-pub struct Attempted {
+pub struct EndedAttempt {
     pub id: DeliveryId,
     /// The endpoint that was attempted.
     pub endpoint_id: EndpointId,
@@ -72,7 +72,7 @@ pub enum AttemptResult {
     },
 }
 
-impl Attempted {
+impl EndedAttempt {
     fn is_delivered(&self) -> bool {
         matches!(self.result, AttemptResult::Delivered)
     }
@@ -100,13 +100,13 @@ impl Attempted {
 /// out.
 pub async fn record(
     connection: &mut PgConnection,
-    attempts: &[Attempted],
+    attempts: &[EndedAttempt],
     policy: &BlockPolicy,
     notices_per_day: u32,
 ) -> Result<NoticeCounts> {
     let mut effects = Effects::of(attempts);
     let mut made = NoticeCounts::default();
-    let plain: Vec<&Attempted> = attempts
+    let plain: Vec<&EndedAttempt> = attempts
         .iter()
         .filter(|attempted| attempted.is_plain())
         .collect();
@@ -119,7 +119,7 @@ pub async fn record(
             }
         }
     }
-    let others: Vec<&Attempted> = attempts
+    let others: Vec<&EndedAttempt> = attempts
         .iter()
         // Another attempt of the same delivery may be in the batch, because its event came twice.
         .filter(|attempted| !(attempted.is_plain() && recorded.contains(&attempted.id.uuid())))
@@ -167,7 +167,7 @@ pub async fn record(
 /// which no retries end costs one statement.
 async fn record_others(
     connection: &mut PgConnection,
-    attempts: &[&Attempted],
+    attempts: &[&EndedAttempt],
     notices_per_day: u32,
 ) -> Result<NoticeCounts> {
     let columns = Columns::of(attempts);
@@ -200,7 +200,7 @@ struct Effects {
 }
 
 impl Effects {
-    fn of(attempts: &[Attempted]) -> Self {
+    fn of(attempts: &[EndedAttempt]) -> Self {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
         let acknowledging: HashSet<EndpointId> =
             delivered.map(|attempted| attempted.endpoint_id).collect();
@@ -274,7 +274,7 @@ struct Acknowledged {
 /// their webhooks are repeated with the same id.
 async fn record_acknowledged(
     connection: &mut PgConnection,
-    attempts: &[&Attempted],
+    attempts: &[&EndedAttempt],
 ) -> Result<Vec<Acknowledged>> {
     let columns = Columns::of(attempts);
     let moved = sqlx::query_as!(
@@ -410,7 +410,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(attempts: &[&Attempted]) -> Self {
+    fn of(attempts: &[&EndedAttempt]) -> Self {
         let mut columns = Self::default();
         for attempted in attempts {
             let (state, error, retry_in, retry_if_resent) = match &attempted.result {

@@ -37,7 +37,7 @@ use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
-pub use again::{DeliveryFilter, Resent, resend};
+pub use again::{DeliveryFilter, ResentCounts, resend};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},

@@ -95,7 +95,7 @@ impl Kinds {
 
 /// The columns that a filter compares, and the place of the row. The columns are `None` if the
 /// delivery itself is gone.
-pub struct Seen {
+pub struct WalkRow {
     pub id: Uuid,
     pub at: OffsetDateTime,
     pub kind: Option<String>,
@@ -104,7 +104,7 @@ pub struct Seen {
     pub created_at: Option<OffsetDateTime>,
 }
 
-impl Seen {
+impl WalkRow {
     pub fn position(&self) -> WalkPosition {
         WalkPosition {
             at: self.at,
@@ -114,7 +114,7 @@ impl Seen {
 }
 
 impl Matching {
-    pub fn matches(&self, seen: &Seen) -> bool {
+    pub fn matches(&self, seen: &WalkRow) -> bool {
         let Some(created_at) = seen.created_at else {
             return false;
         };
@@ -192,7 +192,7 @@ impl Walk {
     }
 
     /// The next rows of the source, at most `limit`.
-    pub async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<Seen>> {
+    pub async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<WalkRow>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         match self.source {
             WalkSource::All => self.all(connection, limit).await,
@@ -209,7 +209,7 @@ impl Walk {
         self.after.map_or(Uuid::nil(), |after| after.id)
     }
 
-    async fn all(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<Seen>> {
+    async fn all(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<WalkRow>> {
         let partner = self.partner_id.uuid();
         let reach = self.matching.reach();
         let until = self.matching.until;
@@ -217,7 +217,7 @@ impl Walk {
         Ok(match self.order {
             WalkOrder::NewestFirst => {
                 sqlx::query_as!(
-                    Seen,
+                    WalkRow,
                     r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
                               created_at AS "created_at?"
                        FROM deliveries
@@ -236,7 +236,7 @@ impl Walk {
             }
             WalkOrder::OldestFirst => {
                 sqlx::query_as!(
-                    Seen,
+                    WalkRow,
                     r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
                               created_at AS "created_at?"
                        FROM deliveries
@@ -263,14 +263,14 @@ impl Walk {
         connection: &mut PgConnection,
         state: DeliveryState,
         limit: i64,
-    ) -> Result<Vec<Seen>> {
+    ) -> Result<Vec<WalkRow>> {
         let partner = self.partner_id.uuid();
         let since = self.matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let after = self.after.map(|after| after.at);
         Ok(match self.order {
             WalkOrder::NewestFirst => {
                 sqlx::query_as!(
-                    Seen,
+                    WalkRow,
                     r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,
                               d.created_at AS "created_at?"
                        FROM (SELECT id, at FROM held
@@ -292,7 +292,7 @@ impl Walk {
             }
             WalkOrder::OldestFirst => {
                 sqlx::query_as!(
-                    Seen,
+                    WalkRow,
                     r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,
                               d.created_at AS "created_at?"
                        FROM (SELECT id, at FROM held
@@ -315,9 +315,9 @@ impl Walk {
     /// Deliveries with work, which has a lane of its own for each endpoint, and those that the sweep has not passed and that have none, because
     /// their first lease has not ended. The latter are due since their creation. A test is due at
     /// `-infinity`, which is shown as 1970.
-    async fn pending(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<Seen>> {
+    async fn pending(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<WalkRow>> {
         let rows = sqlx::query_as!(
-            Seen,
+            WalkRow,
             r#"SELECT w.id AS "id!", greatest(w.at, 'epoch'::timestamptz) AS "at!", d.kind AS "kind?", d.state AS "state?",
                       d.attempted_at, d.created_at AS "created_at?"
                FROM (

@@ -28,8 +28,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::outcome::{
-    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, Settled,
-    SettledUnit, Statements,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
+    SettlementEffect, Statements,
 };
 use self::{moves::Moves, outcome::Changes};
 use crate::history::{self, Note};
@@ -45,8 +45,8 @@ use crate::history::{self, Note};
 pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
-) -> Result<Vec<Settled>> {
-    let mut settled = vec![Settled::default(); settlements.len()];
+) -> Result<Vec<SettlementEffect>> {
+    let mut settled = vec![SettlementEffect::default(); settlements.len()];
     let remaining = retry_conflicts!(complete::settle(
         &mut *connection,
         settlements,
@@ -64,7 +64,7 @@ async fn settle_others(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
     members: &[usize],
-    settled: &mut [Settled],
+    settled: &mut [SettlementEffect],
 ) -> Result<()> {
     let rounds = rounds(settlements, members);
     if members
@@ -111,7 +111,7 @@ fn take_over(
     settlements: &[PlacementSettlement],
     round: &[usize],
     mut changes: Changes,
-    settled: &mut [Settled],
+    settled: &mut [SettlementEffect],
 ) {
     for index in round {
         settled[*index] = changes
@@ -510,10 +510,10 @@ impl Bought {
         for row in query.fetch_all(connection).await? {
             changes.insert(
                 row.placement_id.into(),
-                Settled {
+                SettlementEffect {
                     moved: row.moved,
                     unexpected: true,
-                    ..Settled::default()
+                    ..SettlementEffect::default()
                 },
             );
         }

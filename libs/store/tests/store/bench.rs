@@ -25,7 +25,7 @@ use store::deliveries::{self, ClaimedDelivery, DeliveryContent, EsimContent};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
     self, Activity, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim,
-    PlacementSettlement, Progress, ReadyProfile, Settled, SettledUnit, Statements,
+    PlacementSettlement, Progress, ReadyProfile, SettledUnit, SettlementEffect, Statements,
 };
 use store::work::{self, WorkLook};
 use testkit::database::Database;
@@ -247,7 +247,7 @@ impl Bench {
         .deliveries
     }
 
-    pub async fn settle(&self, settlements: &[PlacementSettlement]) -> Vec<Settled> {
+    pub async fn settle(&self, settlements: &[PlacementSettlement]) -> Vec<SettlementEffect> {
         placements::settle(&mut *self.connection().await, settlements)
             .await
             .unwrap()

@@ -7,7 +7,7 @@ use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::orders::NewOrder;
 use store::placements::{
-    self, Activity, ClaimedPlacement, ClaimedTopup, Deferred, PlacementClaim, Progress,
+    self, Activity, ClaimedPlacement, ClaimedTopup, DeferredPlacement, PlacementClaim, Progress,
 };
 use store::work::WorkLook;
 use testkit::wait;
@@ -280,7 +280,7 @@ async fn a_deferred_placement_names_the_ingress_that_answers_it() {
     let mut connection = bench.connection().await;
     let mut deferred = placements::defer(&mut connection, &all).await.unwrap();
     deferred.sort_by_key(|one| one.placement_id != all[0]);
-    let expected = |order: &NewOrder, report_to| Deferred {
+    let expected = |order: &NewOrder, report_to| DeferredPlacement {
         placement_id: placement(order),
         order_id: order.order_id,
         report_to,

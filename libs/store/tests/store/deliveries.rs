@@ -9,7 +9,7 @@ use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId, endpoint::
 use pg::Transaction;
 use sqlx::PgConnection;
 use store::deliveries::{
-    self, AttemptResult, Attempted, ClaimedDelivery, DeliveryClaim, endpoints,
+    self, AttemptResult, ClaimedDelivery, DeliveryClaim, EndedAttempt, endpoints,
 };
 use store::work;
 use testkit::wait;
@@ -38,7 +38,7 @@ impl Bench {
         topups_of(&self.claim_due_deliveries(&look(limit, per_partner)).await)
     }
 
-    pub async fn record(&self, attempts: &[Attempted]) {
+    pub async fn record(&self, attempts: &[EndedAttempt]) {
         let recorded =
             deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY, 100).await;
         recorded.unwrap();
@@ -68,12 +68,12 @@ fn topups_of(read: &[ClaimedDelivery]) -> Vec<TopupId> {
 }
 
 /// An attempt of due work with this result, at an unknown endpoint.
-pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempted {
+pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> EndedAttempt {
     let (status, class) = match result {
         AttemptResult::Delivered => (200, "delivered"),
         AttemptResult::Failed { .. } => (500, "status_5xx"),
     };
-    Attempted {
+    EndedAttempt {
         id,
         endpoint_id: EndpointId::new(),
         is_event: false,
@@ -101,11 +101,11 @@ pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
     }
 }
 
-fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
+fn delivered(topup_id: &TopupId, attempt: u32) -> EndedAttempt {
     attempted(delivery_id(topup_id), attempt, AttemptResult::Delivered)
 }
 
-fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
+fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> EndedAttempt {
     attempted(
         delivery_id(topup_id),
         attempt,
@@ -329,7 +329,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 4, true).await;
-    let first = |topup: &TopupId| Attempted {
+    let first = |topup: &TopupId| EndedAttempt {
         endpoint_id: partner.first_endpoint(),
         leased: false,
         ..delivered(topup, 0)
@@ -340,7 +340,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
         .await
         .unwrap();
     bench.record(&[failed(&topups[2], 0, None)]).await;
-    let fail = Attempted {
+    let fail = EndedAttempt {
         endpoint_id: partner.first_endpoint(),
         ..failed(&topups[3], 0, Some(60))
     };
@@ -439,7 +439,7 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
             &topups[1],
         )
         .await;
-    let arrived: Vec<Attempted> = topups.iter().map(|topup| delivered(topup, 0)).collect();
+    let arrived: Vec<EndedAttempt> = topups.iter().map(|topup| delivered(topup, 0)).collect();
     bench.record(&arrived).await;
     for topup in &topups {
         let (state, _, due) = bench.summary(topup).await;

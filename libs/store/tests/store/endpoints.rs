@@ -7,7 +7,7 @@ use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service::{self, PauseChanged};
 use domain::{EndpointKey, PartnerId, TopupId, event::EventKind, standing::EndpointState};
 use store::deliveries::endpoints::{self, ListedEndpoint};
-use store::deliveries::{self, AttemptResult, Attempted, DeliveryClaim};
+use store::deliveries::{self, AttemptResult, DeliveryClaim, EndedAttempt};
 use store::work::WorkLook;
 
 use crate::bench::{Bench, delivery_id, esim, ids, look};
@@ -60,18 +60,18 @@ impl Bench {
     }
 }
 
-fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
-    Attempted {
+fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> EndedAttempt {
+    EndedAttempt {
         endpoint_id: partner_id.first_endpoint(),
         ..attempted(delivery_id(topup), attempt, result)
     }
 }
 
-fn failed(partner: PartnerId, topup: &TopupId, attempt: u32) -> Attempted {
+fn failed(partner: PartnerId, topup: &TopupId, attempt: u32) -> EndedAttempt {
     of(partner, topup, attempt, failure(Some(Duration::ZERO)))
 }
 
-fn delivered(partner: PartnerId, topup: &TopupId) -> Attempted {
+fn delivered(partner: PartnerId, topup: &TopupId) -> EndedAttempt {
     of(partner, topup, 9, AttemptResult::Delivered)
 }
 
@@ -204,7 +204,7 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     bench
         .record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)])
         .await;
-    let many: Vec<Attempted> = due[2..]
+    let many: Vec<EndedAttempt> = due[2..]
         .iter()
         .map(|topup| failed(partner, topup, 0))
         .collect();
@@ -231,7 +231,7 @@ async fn a_new_url_has_no_history() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/old")).await;
     let due = bench.deliveries(partner, 4, false).await;
-    let many: Vec<Attempted> = due[1..]
+    let many: Vec<EndedAttempt> = due[1..]
         .iter()
         .map(|topup| failed(partner, topup, 0))
         .collect();

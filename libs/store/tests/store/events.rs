@@ -5,16 +5,16 @@ mod urls;
 
 use std::time::Duration;
 
-use accounts::partners::{self, Overlap, Rotated, endpoints::EndpointUpdate};
+use accounts::partners::{self, Overlap, RotationResult, endpoints::EndpointUpdate};
 use desk::operator::deliveries::resend_one;
 use desk::self_service::{self, SentAgain};
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::EventKind};
 use pg::actions::{self, Mode, RecordedAction};
 use signing::SecretKey;
 use store::deliveries::endpoints;
-use store::deliveries::events::{self, Subject, Tested};
-use store::deliveries::resends::{DeliveryFilter, Resent};
-use store::deliveries::{self, AttemptResult, Attempted, ClaimedDelivery, DeliveryContent};
+use store::deliveries::events::{self, EndpointTestResult, Subject};
+use store::deliveries::resends::{DeliveryFilter, ResentCounts};
+use store::deliveries::{self, AttemptResult, ClaimedDelivery, DeliveryContent, EndedAttempt};
 use store::orders::NewOrder;
 
 use crate::bench::{Bench, VAULT, ids, look, order, placement, rejected, topups};
@@ -90,7 +90,7 @@ impl Bench {
         .await;
     }
 
-    async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
+    async fn test(&self, partner: PartnerId, interval: Duration) -> EndpointTestResult {
         let mut connection = self.connection().await;
         events::test(&mut connection, EndpointKey::first(partner), interval)
             .await
@@ -100,13 +100,13 @@ impl Bench {
     /// A test that is due.
     async fn tested(&self, partner: PartnerId, interval: Duration) -> DeliveryId {
         match self.test(partner, interval).await {
-            Tested::Due(id) => id,
+            EndpointTestResult::Due(id) => id,
             other => panic!("{other:?}"),
         }
     }
 
     async fn attempt(&self, delivery: &ClaimedDelivery, result: AttemptResult) {
-        let attempted = Attempted {
+        let attempted = EndedAttempt {
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, DeliveryContent::Event(_)),
             leased: delivery.leased,
@@ -116,7 +116,7 @@ impl Bench {
     }
 
     /// What an operator's resend would do.
-    async fn preview(&self, id: DeliveryId) -> Resent {
+    async fn preview(&self, id: DeliveryId) -> ResentCounts {
         let filter = DeliveryFilter::default();
         resend_one(&mut *self.connection().await, id, &filter, Mode::Preview)
             .await
@@ -249,7 +249,7 @@ async fn keys_that_end_soon_make_one_event_each() {
     for (partner, key) in [(partner, "ak_1"), (silent, "ak_2")] {
         assert!(matches!(
             rotate(partner, key).await,
-            Rotated::Until(Some(_))
+            RotationResult::Until(Some(_))
         ));
     }
     let mut connection = bench.connection().await;
@@ -275,7 +275,7 @@ async fn keys_that_end_soon_make_one_event_each() {
     assert_eq!((credential.as_str(), due[0].partner_id), ("keys", partner));
     assert!(*ends_at > runtime::clock::now() + 23 * HOUR);
     // The partner's rotation is recorded with its change; a refused one is not.
-    assert_eq!(rotate(partner, "ak_3").await, Rotated::Refused);
+    assert_eq!(rotate(partner, "ak_3").await, RotationResult::Refused);
     let recorded = bench.actions().await;
     let target = format!("partner {partner}");
     let of_partner: Vec<_> = recorded.iter().filter(|one| one.target == target).collect();
@@ -299,7 +299,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     bench.set(sql, partner).await;
     assert!(bench.all_due().await.is_empty());
     let first = bench.tested(partner, MINUTE).await;
-    let Tested::TooSoon(left) = bench.test(partner, MINUTE).await else {
+    let EndpointTestResult::TooSoon(left) = bench.test(partner, MINUTE).await else {
         panic!("it was not too soon");
     };
     assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
@@ -341,7 +341,10 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     endpoints::pause(&mut connection, partner.first_endpoint())
         .await
         .unwrap();
-    assert_eq!(bench.test(partner, Duration::ZERO).await, Tested::Paused);
+    assert_eq!(
+        bench.test(partner, Duration::ZERO).await,
+        EndpointTestResult::Paused
+    );
     endpoints::resume(&mut connection, EndpointKey::first(partner))
         .await
         .unwrap();
@@ -349,7 +352,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     for partner in [partner, PartnerId::new()] {
         assert_eq!(
             bench.test(partner, Duration::ZERO).await,
-            Tested::NoEndpoint
+            EndpointTestResult::NoEndpoint
         );
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use accounts::partners::endpoints::{EndpointUpdate, Headers, NewEndpoint};
-use accounts::partners::{self, Overlap, Rotated};
+use accounts::partners::{self, Overlap, RotationResult};
 use desk::master_key;
 use desk::self_service::{self, PauseChanged, SentAgain};
 use domain::{
@@ -14,10 +14,10 @@ use pg::Transaction;
 use signing::webhook;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use store::deliveries::endpoints;
-use store::deliveries::events::{Tested, test};
+use store::deliveries::events::{EndpointTestResult, test};
 use store::deliveries::{
-    self, AttemptResult, Attempted, ClaimResult, ClaimedDelivery, DeliveryClaim, DeliveryContent,
-    batches,
+    self, AttemptResult, ClaimResult, ClaimedDelivery, DeliveryClaim, DeliveryContent,
+    EndedAttempt, batches,
 };
 use uuid::Uuid;
 use vault::Vault;
@@ -84,7 +84,7 @@ impl Bench {
     }
 
     async fn attempt_at(&self, delivery: &ClaimedDelivery, result: AttemptResult) {
-        let attempted = Attempted {
+        let attempted = EndedAttempt {
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, DeliveryContent::Event(_)),
             leased: delivery.leased,
@@ -311,7 +311,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
     let first = EndpointKey::first(partner);
     let warm = bench.deliveries(partner, 3, false).await;
     for topup in &warm {
-        let failed = Attempted {
+        let failed = EndedAttempt {
             endpoint_id: first.id,
             ..attempted(delivery_id(topup), 0, failure(Some(MINUTE * 60)))
         };
@@ -380,7 +380,8 @@ async fn what_became_ready_during_a_block_goes_out_when_it_ends() {
     assert!(shown.next_attempt_at.is_some());
 
     // The partner shows by a test that its endpoint works.
-    let Tested::Due(_) = test(&mut connection, first, Duration::ZERO).await.unwrap() else {
+    let EndpointTestResult::Due(_) = test(&mut connection, first, Duration::ZERO).await.unwrap()
+    else {
         panic!("no test");
     };
     let tests = bench.claim_all_due().await;
@@ -453,9 +454,9 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
         committed(connection, rotate).await
     };
     let rotated = rotate(&mut connection, stranger).await;
-    assert_eq!(rotated.unwrap(), Rotated::Refused);
+    assert_eq!(rotated.unwrap(), RotationResult::Refused);
     let tested = test(&mut connection, stranger, MINUTE).await.unwrap();
-    assert_eq!(tested, Tested::NoEndpoint);
+    assert_eq!(tested, EndpointTestResult::NoEndpoint);
     assert_eq!(
         self_service::endpoints(&mut connection, stranger.partner_id, Some(key.id))
             .await
@@ -479,11 +480,11 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
     let due: Vec<Uuid> = due.iter().map(|one| one.id).collect();
     assert_eq!(due, [key.id.uuid()]);
     let rotated = rotate(&mut connection, key).await;
-    assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
+    assert!(matches!(rotated.unwrap(), RotationResult::Until(Some(_))));
     let again = rotate(&mut connection, key).await;
     assert_eq!(
         again.unwrap(),
-        Rotated::Refused,
+        RotationResult::Refused,
         "the last overlap has not ended"
     );
 }

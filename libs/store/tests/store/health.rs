@@ -13,7 +13,7 @@ use domain::event::NoticeKind;
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
 use store::deliveries::endpoints;
-use store::deliveries::{self, AttemptResult, Attempted, DeliveryClaim};
+use store::deliveries::{self, AttemptResult, DeliveryClaim, EndedAttempt};
 use time::OffsetDateTime;
 
 use crate::bench::{Bench, delivery_id};
@@ -163,11 +163,11 @@ impl Bench {
         let probe = delivery_id(topup);
         let first = EndpointKey::first(partner);
         let mut connection = self.connection().await;
-        let attempt = |id, result| Attempted {
+        let attempt = |id, result| EndedAttempt {
             endpoint_id: first.id,
             ..attempted(id, 99, result)
         };
-        let batch: Vec<Attempted> = match event {
+        let batch: Vec<EndedAttempt> = match event {
             // They are of deliveries that do not exist, or are not due for this attempt, so nothing but
             // the endpoint changes.
             EndpointEvent::Failed {

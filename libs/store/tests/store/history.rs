@@ -8,7 +8,7 @@ use desk::operator::{
     story,
 };
 use domain::{PartnerId, Reason, placement::Resolution, reason::ReasonCode};
-use store::history::{self, Noted};
+use store::history::{self, HistoryRow};
 use store::placements::{AttemptOutcome, PlacementSettlement, Progress, SettledUnit, Statements};
 use store::providers::{self, BreakerLimits};
 
@@ -17,7 +17,7 @@ use crate::bench::{Bench, Told as _, applied, bought, order, placement, ready, t
 const SOON: Duration = Duration::ZERO;
 
 impl Bench {
-    async fn noted(&self, order: &store::orders::NewOrder) -> Vec<Noted> {
+    async fn noted(&self, order: &store::orders::NewOrder) -> Vec<HistoryRow> {
         let mut connection = self.connection().await;
         history::of_order(&mut connection, order.order_id.uuid())
             .await
@@ -25,7 +25,7 @@ impl Bench {
     }
 }
 
-fn kinds(noted: &[Noted]) -> Vec<(&str, Option<i32>)> {
+fn kinds(noted: &[HistoryRow]) -> Vec<(&str, Option<i32>)> {
     noted
         .iter()
         .map(|one| (one.kind.as_str(), one.attempt))

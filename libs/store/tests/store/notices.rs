@@ -11,7 +11,7 @@ use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use store::deliveries::events::Subject;
 use store::deliveries::notices::{self, NoticeContent, NoticeCounts};
-use store::deliveries::{self, AttemptResult, Attempted, ClaimedDelivery, DeliveryContent};
+use store::deliveries::{self, AttemptResult, ClaimedDelivery, DeliveryContent, EndedAttempt};
 
 use crate::bench::{Bench, VAULT, delivery_id, look};
 use crate::deliveries::{attempted, failure};
@@ -95,7 +95,7 @@ impl Bench {
         );
     }
 
-    async fn record_told(&self, notices_per_day: u32, attempts: &[Attempted]) -> NoticeCounts {
+    async fn record_told(&self, notices_per_day: u32, attempts: &[EndedAttempt]) -> NoticeCounts {
         deliveries::record(
             &mut *self.connection().await,
             attempts,
@@ -130,22 +130,22 @@ impl Bench {
     }
 }
 
-fn of(partner: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
-    Attempted {
+fn of(partner: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> EndedAttempt {
+    EndedAttempt {
         endpoint_id: partner.first_endpoint(),
         ..attempted(delivery_id(topup), attempt, result)
     }
 }
 
-fn failed(partner: PartnerId, topup: &TopupId) -> Attempted {
+fn failed(partner: PartnerId, topup: &TopupId) -> EndedAttempt {
     of(partner, topup, 0, failure(Some(Duration::from_hours(1))))
 }
 
-fn acknowledged(partner: PartnerId, topup: &TopupId) -> Attempted {
+fn acknowledged(partner: PartnerId, topup: &TopupId) -> EndedAttempt {
     of(partner, topup, 9, AttemptResult::Delivered)
 }
 
-fn exhausted(partner: PartnerId, topup: &TopupId) -> Attempted {
+fn exhausted(partner: PartnerId, topup: &TopupId) -> EndedAttempt {
     of(partner, topup, 0, failure(None))
 }
 
@@ -154,7 +154,7 @@ async fn each_change_of_health_is_told_once() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 12, false).await;
-    let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
+    let record = async |attempts: &[EndedAttempt]| bench.record_told(100, attempts).await.notices;
 
     assert_eq!(record(&[failed(partner, &topups[0])]).await, []);
     let half = [(NoticeKind::EndpointFailing, false)];
@@ -204,7 +204,7 @@ async fn one_batch_tells_the_block_and_not_the_way_to_it() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 6, false).await;
-    let all: Vec<Attempted> = topups.iter().map(|topup| failed(partner, topup)).collect();
+    let all: Vec<EndedAttempt> = topups.iter().map(|topup| failed(partner, topup)).collect();
     let told = bench.record_told(100, &all).await;
     assert_eq!(told.notices, [(NoticeKind::EndpointBlocked, false)]);
 }
@@ -214,7 +214,7 @@ async fn the_first_exhausted_webhook_is_told_until_the_endpoint_recovers() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 8, false).await;
-    let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
+    let record = async |attempts: &[EndedAttempt]| bench.record_told(100, attempts).await.notices;
     let told = [(NoticeKind::WebhookExhausted, false)];
     assert_eq!(record(&[exhausted(partner, &topups[0])]).await, told);
     // The second failure is also half of a block; the exhausted webhook is not told again.
@@ -239,7 +239,7 @@ async fn only_verified_channels_are_told_and_not_too_often() {
     let bench = Bench::new().await;
     let blocks = async |partner: PartnerId, per_day: u32| {
         let topups = bench.deliveries(partner, 5, false).await;
-        let all: Vec<Attempted> = topups[1..]
+        let all: Vec<EndedAttempt> = topups[1..]
             .iter()
             .map(|topup| failed(partner, topup))
             .collect();
@@ -270,8 +270,8 @@ async fn a_channel_that_fails_is_not_told_of_itself() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let channel = bench.channel_of(partner).await.unwrap().endpoint_id;
-    let failing: Vec<Attempted> = (0..5)
-        .map(|_| Attempted {
+    let failing: Vec<EndedAttempt> = (0..5)
+        .map(|_| EndedAttempt {
             endpoint_id: channel,
             is_event: true,
             ..attempted(DeliveryId::new(), 0, failure(Some(Duration::from_mins(1))))
@@ -478,7 +478,7 @@ async fn removing_a_channel_makes_no_room_for_codes() {
         let target = format!("mailto:stranger{number}@example.com");
         sent += usize::from(bench.set_channel(partner, &target, LIMITS).await == SetChannel::Set);
         for due in bench.claim_due_deliveries(&look(100, 100)).await {
-            let failed = Attempted {
+            let failed = EndedAttempt {
                 endpoint_id: due.endpoint.id,
                 is_event: true,
                 ..attempted(

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use desk::self_service::{self, DeliveryPage};
 use domain::{DeliveryId, PartnerId, TopupId, event::EventKind, standing::DeliveryState};
 use store::deliveries::resends::{self, PartnerResend, ResendSelection, ResendStart, ResendStep};
-use store::deliveries::{AttemptResult, Attempted, WalkPosition};
+use store::deliveries::{AttemptResult, EndedAttempt, WalkPosition};
 use uuid::Uuid;
 
 use crate::bench::{Bench, Told as _, ids, look};
@@ -28,7 +28,7 @@ impl Bench {
         result: &AttemptResult,
     ) -> Vec<TopupId> {
         let topups = self.deliveries(partner, count, true).await;
-        let attempts: Vec<Attempted> = ids(&topups)
+        let attempts: Vec<EndedAttempt> = ids(&topups)
             .into_iter()
             .map(|id| attempted(id, 0, result.clone()))
             .collect();
@@ -147,9 +147,9 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
             "{limit}"
         );
     }
-    let ended: Vec<Attempted> = events
+    let ended: Vec<EndedAttempt> = events
         .iter()
-        .map(|id| Attempted {
+        .map(|id| EndedAttempt {
             is_event: true,
             ..attempted(*id, 0, failure(None))
         })
@@ -255,7 +255,7 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
             };
             attempted(delivery.id, delivery.ended_attempts, result)
         });
-        let ended: Vec<Attempted> = ended.collect();
+        let ended: Vec<EndedAttempt> = ended.collect();
         bench.record(&ended).await;
     }
     assert_eq!(sent, set(ids(&[exhausted, retried].concat())));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use accounts::{
-    partners::{self, Overlap, Partner, PartnerCredentials, Rotated},
+    partners::{self, Overlap, Partner, PartnerCredentials, RotationResult},
     profile::Profile,
 };
 use desk::{
@@ -41,11 +41,11 @@ const AT_ONCE: Overlap = Overlap {
     keep_old: false,
 };
 
-fn short(rotated: Result<Rotated, pg::Error>) -> &'static str {
+fn short(rotated: Result<RotationResult, pg::Error>) -> &'static str {
     match rotated.unwrap() {
-        Rotated::Until(Some(_)) => "overlap",
-        Rotated::Until(None) => "at once",
-        Rotated::Refused => "refused",
+        RotationResult::Until(Some(_)) => "overlap",
+        RotationResult::Until(None) => "at once",
+        RotationResult::Refused => "refused",
     }
 }
 

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use domain::PartnerId;
 use sqlx::Connection;
 use store::{
-    Swept, deliveries, placements,
+    SweepResult, deliveries, placements,
     work::{self, WorkKind},
 };
 use testkit::wait::until;
@@ -16,7 +16,7 @@ use crate::bench::{Bench, PROVIDER, bought, execute, ids, look, order, placement
 const LAG: Duration = Duration::from_secs(10);
 
 impl Bench {
-    async fn sweep(&self) -> Swept {
+    async fn sweep(&self) -> SweepResult {
         placements::sweep(&mut *self.connection().await, LAG)
             .await
             .unwrap()

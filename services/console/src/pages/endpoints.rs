@@ -15,7 +15,7 @@ use pg::{
 };
 use store::deliveries::{
     endpoints::{self, ListedEndpoint},
-    events::{self, Tested},
+    events::{self, EndpointTestResult},
 };
 use time::OffsetDateTime;
 
@@ -281,7 +281,7 @@ pub(crate) async fn test(
             let send = async |transaction: &mut Transaction<'_>| {
                 Ok(
                     match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
-                        Tested::Due(id) => Some((id, ActionChange::nothing())),
+                        EndpointTestResult::Due(id) => Some((id, ActionChange::nothing())),
                         other => {
                             refused = Some(other);
                             None
@@ -294,11 +294,11 @@ pub(crate) async fn test(
         .await?;
     let id = sent.ok_or_else(|| {
         let why = match refused {
-            Some(Tested::TooSoon(_)) => {
+            Some(EndpointTestResult::TooSoon(_)) => {
                 "It was tested within the last seconds. If you have sent the form twice, the first one was carried out."
             }
-            Some(Tested::Paused) => "It is paused, so nothing is sent to it. Resume it first.",
-            Some(Tested::NoEndpoint | Tested::Due(_)) | None => "It has no URL.",
+            Some(EndpointTestResult::Paused) => "It is paused, so nothing is sent to it. Resume it first.",
+            Some(EndpointTestResult::NoEndpoint | EndpointTestResult::Due(_)) | None => "It has no URL.",
         };
         act.not_done("No test was sent", why)
     })?;

@@ -18,7 +18,7 @@ use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
 use runtime::moment::past;
 use serde_json::json;
-use store::deliveries::resends::{DeliveryFilter, MatchCount, ResendSelection, Resent};
+use store::deliveries::resends::{DeliveryFilter, MatchCount, ResendSelection, ResentCounts};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -217,7 +217,7 @@ async fn start_one(
     delivery::check_resend(connection, found, id).await?;
     let filter = DeliveryFilter::default();
     let preview = deliveries::resend_one(connection, found, &filter, Mode::Preview).await?;
-    let shown = |resent: &Resent, dry_run: bool| {
+    let shown = |resent: &ResentCounts, dry_run: bool| {
         let mut shown = json!(resent);
         shown["dry_run"] = json!(dry_run);
         shown

@@ -22,7 +22,7 @@ use domain::{
     product::{Country, Standard},
 };
 use pg::actions::Mode;
-use provisioner::providers::{ProductOffer, Unsuitable};
+use provisioner::providers::{ProductOffer, UnsuitableProduct};
 use serde::Serialize;
 use serde_json::json;
 
@@ -362,12 +362,14 @@ fn merged(offers: Vec<ProductOffer>) -> (BTreeMap<String, ProductOffer>, Vec<Ref
     for offer in offers {
         let Some(product) = offer.product.clone().map(String::from) else {
             let reason = offer.terms.as_ref().err().copied();
-            let reason = reason.unwrap_or(Unsuitable::Unreadable("id"));
+            let reason = reason.unwrap_or(UnsuitableProduct::Unreadable("id"));
             nameless.push(refused("", &offer, reason, &[]));
             continue;
         };
         match listed.get_mut(&product) {
-            Some(known) if known.terms != offer.terms => known.terms = Err(Unsuitable::Ambiguous),
+            Some(known) if known.terms != offer.terms => {
+                known.terms = Err(UnsuitableProduct::Ambiguous);
+            }
             Some(_) => {}
             None => drop(listed.insert(product, offer)),
         }
@@ -375,7 +377,12 @@ fn merged(offers: Vec<ProductOffer>) -> (BTreeMap<String, ProductOffer>, Vec<Ref
     (listed, nameless)
 }
 
-fn refused(product: &str, offer: &ProductOffer, why: Unsuitable, pairs: &[OurPair<'_>]) -> Refused {
+fn refused(
+    product: &str,
+    offer: &ProductOffer,
+    why: UnsuitableProduct,
+    pairs: &[OurPair<'_>],
+) -> Refused {
     let on_sale = pairs.iter().map(|pair| pair.option);
     let on_sale = on_sale.filter(|option| option.enabled);
     Refused {

@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, CallLimits, Capabilities, LookUp, LookUpRequest, LookUpResponse, Paced,
+    Accounts, Balance, CallLimits, Capabilities, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
     Provider, Trouble,
 };
 use serde::Serialize;
@@ -67,7 +67,7 @@ pub async fn run(check: &ProviderCheckArgs, console: &Console) -> anyhow::Result
         timeout: check.timeout,
         response_max: RESPONSE_MAX,
     };
-    let paced = Paced::without_rate(limits);
+    let paced = PacedCalls::without_rate(limits);
     let provider = check.accounts.connect(&check.name, paced)?.provider;
     if let Err(trouble) = look_up(&*provider).await {
         bail!("{}: {}", check.name, describe(&trouble));

@@ -18,7 +18,7 @@ use clap::Args;
 use desk::operator::words::counted;
 use pg::PgConnection;
 use provisioner::{
-    providers::{Accounts, CallLimits, Capabilities, ListPage, Paced, Provider, Trouble},
+    providers::{Accounts, CallLimits, Capabilities, ListPage, PacedCalls, Provider, Trouble},
     rate::Rate,
 };
 use runtime::terminal::say;
@@ -73,7 +73,7 @@ impl ProviderListArgs {
         // The HTTP client of the adapter needs it. Only the first installation of a process counts.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let instance = format!("esimctl-{}", Uuid::now_v7().simple());
-        let paced = Paced {
+        let paced = PacedCalls {
             limits: CallLimits {
                 timeout: self.timeout,
                 response_max: RESPONSE_MAX,

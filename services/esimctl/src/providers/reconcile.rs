@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use clap::Args;
-use provisioner::providers::{PurchasePeriod, Sold};
+use provisioner::providers::{PurchasePeriod, SoldPurchase};
 use runtime::moment::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
@@ -91,7 +91,7 @@ struct Purchases {
 }
 
 impl Purchases {
-    fn add(&mut self, sold: Sold) {
+    fn add(&mut self, sold: SoldPurchase) {
         // A list may move while its pages are read, and then an entry comes twice.
         let unit = sold.unit.map(String::from);
         if unit.is_some_and(|unit| !self.units.insert(unit)) {
@@ -130,9 +130,9 @@ mod tests {
 
     use super::*;
 
-    fn sold(reference: &str, unit: Option<&str>, units: u32) -> Sold {
+    fn sold(reference: &str, unit: Option<&str>, units: u32) -> SoldPurchase {
         let id = |text: &str| ProviderId::parse(text.to_owned()).unwrap();
-        Sold {
+        SoldPurchase {
             order_id: format!("ours-{reference}"),
             reference: id(reference),
             unit: unit.map(id),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use store::deliveries::{AttemptResult, Attempted};
+use store::deliveries::{AttemptResult, EndedAttempt};
 
 use crate::support::{CONFIRMED, Operator, Order, record, store_attempt, store_order};
 use crate::text;
@@ -11,7 +11,7 @@ use crate::text;
 async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> Order {
     let (mut connection, order) = operator.ready_order(partner, external_id).await;
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
-    let attempted = Attempted {
+    let attempted = EndedAttempt {
         id: order.delivery,
         endpoint_id: order.partner.first_endpoint(),
         is_event: false,

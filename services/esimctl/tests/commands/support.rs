@@ -14,7 +14,7 @@ use domain::{
 };
 use pg::PgConnection;
 use serde_json::Value;
-use store::deliveries::{self, AttemptResult, Attempted};
+use store::deliveries::{self, AttemptResult, EndedAttempt};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use testkit::database::Database;
 use tokio::process::{Child, Command};
@@ -255,7 +255,7 @@ pub async fn record(
         Purpose::Response(order.delivery, attempt),
         b"no room\x1b[2J",
     );
-    let attempted = Attempted {
+    let attempted = EndedAttempt {
         id: order.delivery,
         endpoint_id: order.partner.first_endpoint(),
         is_event: false,
@@ -280,7 +280,7 @@ pub async fn record(
 }
 
 /// Records an attempt by a policy in which two failures block the endpoint.
-pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) {
+pub async fn store_attempt(connection: &mut PgConnection, attempted: EndedAttempt) {
     let policy = BlockPolicy {
         failures: 2,
         first: Duration::from_mins(1),

@@ -3,7 +3,7 @@
 //! Called as handlers by [`super::router`]. Relies on `store`, which refuses a rotation while the
 //! old keys of the last one are valid.
 
-use accounts::partners::{self, Rotated};
+use accounts::partners::{self, RotationResult};
 use axum::{http::StatusCode, response::Response};
 use desk::self_service;
 use serde::Serialize;
@@ -134,7 +134,7 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
         )
         .await
     });
-    let Rotated::Until(until) = rotated.await? else {
+    let RotationResult::Until(until) = rotated.await? else {
         return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its keys; the old ones stay valid for 24 hours");

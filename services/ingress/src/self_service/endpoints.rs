@@ -6,7 +6,7 @@
 //! of the first endpoint ([`super::webhook`]).
 
 use accounts::partners::{
-    self, Rotated,
+    self, RotationResult,
     endpoints::{self, EndpointUpdate, Headers, MOST, NewEndpoint},
 };
 use axum::{extract::Request, http::StatusCode, response::Response};
@@ -451,7 +451,7 @@ pub(super) async fn secret(
         )
         .await
     });
-    let Rotated::Until(until) = rotated.await? else {
+    let RotationResult::Until(until) = rotated.await? else {
         return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(

@@ -15,7 +15,7 @@ use store::{
     Unflushed,
     deliveries::{
         View,
-        events::{self, EventPage, Tested},
+        events::{self, EndpointTestResult, EventPage},
     },
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -245,12 +245,12 @@ pub(super) async fn test_endpoint(
     let testing =
         session.run(async |connection, _| events::test(connection, endpoint, interval).await);
     let id = match testing.await? {
-        Tested::Due(id) => id,
-        Tested::TooSoon(wait) => {
+        EndpointTestResult::Due(id) => id,
+        EndpointTestResult::TooSoon(wait) => {
             return Err(ApiError::too_soon(ErrorCode::TestedRecently, wait));
         }
-        Tested::Paused => return Err(ErrorCode::WebhookPaused.into()),
-        Tested::NoEndpoint => return Err(ErrorCode::WebhookUrlMissing.into()),
+        EndpointTestResult::Paused => return Err(ErrorCode::WebhookPaused.into()),
+        EndpointTestResult::NoEndpoint => return Err(ErrorCode::WebhookUrlMissing.into()),
     };
     // A notifier sends the test, because ingress opens no connections to partners. This loop reads
     // the state of the event until it has an outcome, the time is over, or the process stops.

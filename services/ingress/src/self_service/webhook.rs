@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::{self, Rotated, endpoints::EndpointUpdate};
+use accounts::partners::{self, RotationResult, endpoints::EndpointUpdate};
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, FirstEndpoint};
 use domain::{
@@ -273,7 +273,7 @@ pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiErr
         )
         .await
     });
-    let Rotated::Until(until) = rotated.await? else {
+    let RotationResult::Until(until) = rotated.await? else {
         return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret; for 24 hours the old one also signs");

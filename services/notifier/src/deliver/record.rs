@@ -12,7 +12,7 @@ use pipeline::{
     perform,
 };
 use runtime::{Shutdown, outage};
-use store::deliveries::{self, Attempted};
+use store::deliveries::{self, EndedAttempt};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
@@ -99,11 +99,11 @@ impl AttemptRecorder {
 impl BatchWriter for AttemptRecorder {
     const NAME: &'static str = "commit-attempts";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = Attempted;
+    type Item = EndedAttempt;
     type Output = ();
     type Error = pg::Error;
 
-    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, pg::Error> {
+    async fn write(&self, items: &[EndedAttempt]) -> Result<Vec<()>, pg::Error> {
         let record = async |connection: &mut PgConnection| {
             let policy = &self.block_policy;
             deliveries::record(connection, items, policy, self.notices_per_day).await
@@ -120,7 +120,7 @@ impl BatchWriter for AttemptRecorder {
     /// An acknowledged first attempt holds nothing up: the webhook has arrived and its permit is
     /// free, so its record may wait to share a commit. If this process dies first, the webhook is
     /// repeated with the same id, as after any crash between a webhook and its record.
-    fn can_wait(attempted: &Attempted) -> bool {
+    fn can_wait(attempted: &EndedAttempt) -> bool {
         attempted.is_plain()
     }
 

@@ -9,7 +9,7 @@ use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::EventKind};
 use pg::{TransactionEnd, transaction};
 use store::deliveries::{
     View,
-    events::{self, Tested},
+    events::{self, EndpointTestResult},
 };
 use testkit::receiver::{Answer, Received, Signature};
 use testkit::wait;
@@ -23,7 +23,7 @@ impl Bench {
             .await
             .unwrap()
         {
-            Tested::Due(id) => id,
+            EndpointTestResult::Due(id) => id,
             other => panic!("{other:?}"),
         }
     }

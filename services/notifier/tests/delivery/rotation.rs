@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::{self, Overlap, Rotated};
+use accounts::partners::{self, Overlap, RotationResult};
 use domain::{EndpointKey, PartnerId};
 use pg::{TransactionEnd, transaction};
 use secrecy::{ExposeSecret, SecretString};
@@ -24,14 +24,17 @@ impl Bench {
         };
         let first = EndpointKey::first(partner);
         let rotated = transaction!(&mut connection, "a test", |transaction| -> Result<
-            Rotated,
+            RotationResult,
             pg::Error,
         > {
             let rotated =
                 partners::rotate_secret(transaction, &vault, first, &secret, overlap).await?;
             Ok(TransactionEnd::Commit(rotated))
         });
-        assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
+        assert!(
+            matches!(rotated, Ok(RotationResult::Until(_))),
+            "{rotated:?}"
+        );
         secret
     }
 

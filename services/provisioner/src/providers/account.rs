@@ -12,7 +12,7 @@ use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
 use signing::{CallbackToken, SecretKey};
 
-use super::provider::{Connected, Paced};
+use super::provider::{PacedCalls, ProviderConnection};
 
 /// A provider that can be named in `PROVIDERS`. The module of each one owns its settings, its
 /// protocol and the reading of its callbacks.
@@ -25,7 +25,7 @@ pub(super) struct KnownProvider {
     /// The settings of our account.
     pub(super) settings: &'static [AccountSetting],
     /// Creates the adapter of an account. Errors name the setting.
-    pub(super) connect: fn(&ProviderAccount, Paced) -> anyhow::Result<Connected>,
+    pub(super) connect: fn(&ProviderAccount, PacedCalls) -> anyhow::Result<ProviderConnection>,
 }
 
 /// A setting of an account.

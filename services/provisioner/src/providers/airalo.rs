@@ -38,11 +38,11 @@ use self::{
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, parse},
-    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
+    lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, Terms},
     provider::{
-        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, LookUp, LookUpRequest,
-        LookUpResponse, Paced, Provider, Purchase, PurchaseResponse, Trouble,
+        Balance, Capabilities, DeliveredEsim, EsimStatus, LookUp, LookUpRequest, LookUpResponse,
+        PacedCalls, Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
     },
     text::ProviderId,
 };
@@ -89,7 +89,7 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     connect,
 };
 
-fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected> {
+fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<ProviderConnection> {
     let client_id = account.text("ACCESS_KEY")?.to_owned();
     let client_secret = account.text("SECRET_KEY")?.trim();
     let provider = Airalo {
@@ -97,7 +97,7 @@ fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected>
         tokens: Tokens::new(client_id, client_secret.into()),
         prices: Prices::default(),
     };
-    Ok(Connected {
+    Ok(ProviderConnection {
         provider: Arc::new(provider),
         callback_token: None,
     })
@@ -255,7 +255,7 @@ impl Airalo {
         &self,
         span: PurchasePeriod,
         page: u32,
-    ) -> Result<ListPage<Sold>, Trouble> {
+    ) -> Result<ListPage<SoldPurchase>, Trouble> {
         let day = |at: time::OffsetDateTime| {
             at.to_offset(UtcOffset::UTC)
                 .format(DAY)
@@ -273,7 +273,8 @@ impl Airalo {
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         let is_last = listed.data.len() < PAGE;
-        let sold: Result<Vec<Sold>, Trouble> = listed.data.iter().map(AiraloOrder::sold).collect();
+        let sold: Result<Vec<SoldPurchase>, Trouble> =
+            listed.data.iter().map(AiraloOrder::sold).collect();
         Ok(ListPage {
             entries: sold?,
             next: (!is_last).then(|| page.saturating_add(1)),
@@ -498,7 +499,7 @@ impl Provider for Airalo {
         &self,
         span: PurchasePeriod,
         page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
+    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
         self.orders_within(span, page).boxed()
     }
 
@@ -506,7 +507,7 @@ impl Provider for Airalo {
         async move {
             let path = USAGE.replace("{iccid}", esim.iccid.as_str());
             match self.call(Method::GET, &path, USAGE, None, None).await? {
-                Reply::Done(body) => parse::<wire::Used>(&body)?.status(),
+                Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
                 Reply::Refused(refusal) => Err(trouble(&refusal)),
             }
         }

@@ -24,17 +24,17 @@ use serde_json::{Value, json};
 use self::{
     client::{Client, EsimAccessFailure, EsimAccessOutcome, outcome, within},
     search::Slots,
-    wire::{Allocated, Reply, order_number, units},
+    wire::{EsimAccessEsim, Reply, order_number, units},
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::Http,
-    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
+    lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
-        Balance, BoughtUnits, Capabilities, Connected, DeliveredEsim, EsimStatus, GiveBackResponse,
-        Hint, LookUp, LookUpRequest, LookUpResponse, Paced, Provider, Purchase, PurchaseResponse,
-        Trouble,
+        Balance, BoughtUnits, Capabilities, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
+        LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderConnection, Purchase,
+        PurchaseResponse, Trouble,
     },
     text::ProviderId,
 };
@@ -68,7 +68,7 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     connect,
 };
 
-fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected> {
+fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<ProviderConnection> {
     let provider = EsimAccess {
         client: Client {
             http: Http::new(&account.url()?, paced, |status| status.is_success())?,
@@ -78,7 +78,7 @@ fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected>
         },
         slots: Slots::default(),
     };
-    Ok(Connected {
+    Ok(ProviderConnection {
         provider: Arc::new(provider),
         callback_token: account.callback_token()?,
     })
@@ -97,15 +97,18 @@ impl EsimAccess {
         &self,
         span: PurchasePeriod,
         number: u32,
-    ) -> Result<ListPage<Sold>, Trouble> {
+    ) -> Result<ListPage<SoldPurchase>, Trouble> {
         let filter = within(span.since, span.until)?;
         let page = match self.client.page(&filter, number).await? {
             Ok(page) => page,
             Err(failure) => return Err(failure.trouble()),
         };
         let is_last = page.is_last();
-        let sold: Result<Vec<Sold>, Trouble> =
-            page.esim_list.into_iter().map(Allocated::sold).collect();
+        let sold: Result<Vec<SoldPurchase>, Trouble> = page
+            .esim_list
+            .into_iter()
+            .map(EsimAccessEsim::sold)
+            .collect();
         Ok(ListPage {
             entries: sold?,
             next: (!is_last).then(|| number.saturating_add(1)),
@@ -134,7 +137,7 @@ impl EsimAccess {
         };
         // If one eSIM belongs to another purchase, the response answers another question, and
         // nothing of it is used.
-        let is_ours = |one: &Allocated| {
+        let is_ours = |one: &EsimAccessEsim| {
             one.order_no
                 .as_deref()
                 .is_none_or(|order| order == number.as_str())
@@ -212,7 +215,7 @@ impl Provider for EsimAccess {
             };
             match self.client.call(ORDER, &request).await? {
                 Reply::Done(ordered) => {
-                    let ordered: wire::Ordered = wire::read(ordered)?;
+                    let ordered: wire::EsimAccessOrder = wire::read(ordered)?;
                     if ordered.is_for_another(purchase.placement_id) {
                         return Err(Trouble::Unknown(
                             "the response names another purchase".into(),
@@ -311,7 +314,7 @@ impl Provider for EsimAccess {
         &self,
         span: PurchasePeriod,
         page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
+    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
         self.bought_within(span, page).boxed()
     }
 

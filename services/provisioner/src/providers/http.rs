@@ -31,7 +31,7 @@ use tracing::{Instrument, Span, field, info_span};
 use uuid::Uuid;
 
 use super::{
-    provider::{Paced, Trouble},
+    provider::{PacedCalls, Trouble},
     text::one_line,
 };
 use crate::rate::Rate;
@@ -112,10 +112,10 @@ impl Http {
     /// purchase, or its signature, to a place that the operator did not choose.
     pub(super) fn new(
         base: &Url,
-        paced: Paced,
+        paced: PacedCalls,
         defined: fn(StatusCode) -> bool,
     ) -> anyhow::Result<Self> {
-        let Paced { limits, rate } = paced;
+        let PacedCalls { limits, rate } = paced;
         let client =
             new_client(limits.timeout).context("cannot build the provider's HTTP client")?;
         Ok(Self {
@@ -372,7 +372,7 @@ mod tests {
             response_max: 1 << 10,
         };
         let url = url.parse().unwrap();
-        let mut http = Http::new(&url, Paced::without_rate(limits), |_| true).unwrap();
+        let mut http = Http::new(&url, PacedCalls::without_rate(limits), |_| true).unwrap();
         http.connections_last = last;
         for _ in 0..2 {
             let call = Call {

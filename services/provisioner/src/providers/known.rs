@@ -11,7 +11,7 @@ use secrecy::SecretString;
 use super::{
     account::{KnownProvider, ProviderAccount, variable},
     airalo, esim_access,
-    provider::{Connected, Paced},
+    provider::{PacedCalls, ProviderConnection},
     sandbox, usimsa,
 };
 
@@ -60,7 +60,7 @@ impl Accounts {
     }
 
     /// Creates the adapter of the provider with this name. Errors name the setting.
-    pub fn connect(&self, name: &str, paced: Paced) -> anyhow::Result<Connected> {
+    pub fn connect(&self, name: &str, paced: PacedCalls) -> anyhow::Result<ProviderConnection> {
         let known = KNOWN.iter().find(|known| known.name == name);
         let (Some(known), Some(account)) = (known, self.0.get(name)) else {
             let names = KNOWN.map(|known| known.name).join(", ");

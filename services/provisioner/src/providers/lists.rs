@@ -26,12 +26,12 @@ pub struct ProductOffer {
     pub product: Option<ProviderId>,
     /// One short line; it may be empty.
     pub name: String,
-    pub terms: Result<Standard, Unsuitable>,
+    pub terms: Result<Standard, UnsuitableProduct>,
 }
 
 /// Why we cannot sell a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unsuitable {
+pub enum UnsuitableProduct {
     #[error("it needs a confirmation code, for which our webhook has no field")]
     ConfirmationCode,
     #[error("its user must prove an identity first, which our API cannot pass on")]
@@ -48,7 +48,7 @@ pub enum Unsuitable {
     Unreadable(&'static str),
 }
 
-impl Unsuitable {
+impl UnsuitableProduct {
     /// The name of the reason for programs.
     pub fn code(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ pub struct PurchasePeriod {
 
 /// A purchase, or one unit of it: entries with the same reference belong to one purchase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sold {
+pub struct SoldPurchase {
     /// Our id of the purchase, as the provider shows it: one short line, empty if it shows none.
     pub order_id: String,
     /// The provider's own id of the purchase.

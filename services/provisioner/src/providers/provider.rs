@@ -14,7 +14,7 @@ use signing::CallbackToken;
 use store::esim_requests::Reading;
 
 use super::{
-    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
+    lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     text::{BadId, ProviderId},
 };
 use crate::rate::Rate;
@@ -30,13 +30,13 @@ pub struct CallLimits {
 
 /// The bounds of the calls to a provider, and their pace.
 #[derive(Clone)]
-pub struct Paced {
+pub struct PacedCalls {
     pub limits: CallLimits,
     /// Gives each call of this process to this provider its turn under `PROVIDER_RATE`.
     pub rate: Arc<Rate>,
 }
 
-impl Paced {
+impl PacedCalls {
     /// For tests, and for tools that make only a few calls.
     pub fn without_rate(limits: CallLimits) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Paced {
 }
 
 /// A configured provider.
-pub struct Connected {
+pub struct ProviderConnection {
     pub provider: Arc<dyn Provider>,
     /// The token in the URL of callbacks; `None` if the provider does not call back.
     pub callback_token: Option<CallbackToken>,
@@ -160,7 +160,7 @@ pub enum PurchaseResponse {
     /// The provider refuses for good, for example because the product does not exist, is out of
     /// stock, or the balance is used up. It also means that no earlier attempt of this placement
     /// has bought anything. So the response "this id was already used" is not a rejection but
-    /// `BoughtUnits`, with an empty list.
+    /// `Bought`, with an empty list.
     Rejected {
         status: String,
         /// The provider's message: one short line without control and format characters.
@@ -463,7 +463,7 @@ pub trait Provider: Send + Sync + 'static {
         &self,
         _span: PurchasePeriod,
         _page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
+    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
         let reason = "this provider does not list our purchases".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }

@@ -26,9 +26,10 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, parse},
     provider::{
-        BoughtUnits, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, GiveBackResponse,
-        Hint, LookUp, LookUpRequest, LookUpResponse, Paced, ProfileFault, Provider, ProviderUnit,
-        ProviderUnitState, Purchase, PurchaseResponse, Trouble, UnitFields, filled,
+        BoughtUnits, Capabilities, Custody, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
+        LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault, Provider,
+        ProviderConnection, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
+        UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -77,9 +78,9 @@ pub(super) enum Dialect {
 /// Creates the adapter of an account at any provider that speaks this protocol.
 pub(super) fn adapter(
     account: &ProviderAccount,
-    paced: Paced,
+    paced: PacedCalls,
     dialect: Dialect,
-) -> anyhow::Result<Connected> {
+) -> anyhow::Result<ProviderConnection> {
     let provider = Usimsa {
         http: Http::new(&account.url()?, paced, |status| status.is_success())?,
         access_key: account.text("ACCESS_KEY")?.to_owned(),
@@ -87,7 +88,7 @@ pub(super) fn adapter(
         secret_key: account.base64_key()?,
         dialect,
     };
-    Ok(Connected {
+    Ok(ProviderConnection {
         provider: Arc::new(provider),
         callback_token: account.callback_token()?,
     })

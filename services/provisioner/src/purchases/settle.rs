@@ -19,7 +19,7 @@ use pipeline::{
 use runtime::{Shutdown, outage};
 use store::placements::{
     self, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim, PlacementSettlement,
-    Progress, ReadyProfile, Settled, SettledUnit, Statements,
+    Progress, ReadyProfile, SettledUnit, SettlementEffect, Statements,
 };
 
 use super::ProviderContext;
@@ -55,10 +55,13 @@ impl BatchWriter for Settlements {
     const NAME: &'static str = "commit-outcomes";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Item = PlacementSettlement;
-    type Output = Settled;
+    type Output = SettlementEffect;
     type Error = pg::Error;
 
-    async fn write(&self, settlements: &[PlacementSettlement]) -> Result<Vec<Settled>, pg::Error> {
+    async fn write(
+        &self,
+        settlements: &[PlacementSettlement],
+    ) -> Result<Vec<SettlementEffect>, pg::Error> {
         let settle =
             async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
         perform(Effect::CommitOutcomes, self.0.run(settle)).await
@@ -117,7 +120,7 @@ impl ProviderContext {
         bought: BoughtUnits,
         announced: bool,
         late: Reason,
-    ) -> Settled {
+    ) -> SettlementEffect {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
         let listed = bought.units.len();
         let mut final_units = 0;
@@ -201,7 +204,7 @@ impl ProviderContext {
         &self,
         claimed: &ClaimedPlacement,
         outcome: AttemptOutcome,
-    ) -> Settled {
+    ) -> SettlementEffect {
         let statements = if claimed.claim == PlacementClaim::Fresh {
             Statements::Lean(self.known_columns(claimed))
         } else {
@@ -238,7 +241,7 @@ impl ProviderContext {
                     return settled;
                 }
                 Ok(Err(error)) => error,
-                Err(WriterPanicked) => return Settled::default(),
+                Err(WriterPanicked) => return SettlementEffect::default(),
             };
             if !error.is_about_data()
                 || matches!(settlement.outcome, AttemptOutcome::Disputed { .. })
@@ -249,7 +252,7 @@ impl ProviderContext {
                     "outcome not recorded; the placement is looked up when its lease, or its first lease, \
                      ends"
                 );
-                return Settled::default();
+                return SettlementEffect::default();
             }
             // That it is bought is certain, and is recorded before the dispute about the rest.
             if let AttemptOutcome::Bought { reference, .. } = &settlement.outcome {
@@ -298,7 +301,12 @@ impl ProviderContext {
     }
 
     /// Logs what is remarkable about the effect of a settlement.
-    fn log_effect(&self, claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) {
+    fn log_effect(
+        &self,
+        claimed: &ClaimedPlacement,
+        outcome: &AttemptOutcome,
+        settled: &SettlementEffect,
+    ) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         if settled.unexpected {
@@ -343,7 +351,12 @@ impl ProviderContext {
     }
 
     /// Counts the topups that failed or are parked.
-    fn count(&self, claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) {
+    fn count(
+        &self,
+        claimed: &ClaimedPlacement,
+        outcome: &AttemptOutcome,
+        settled: &SettlementEffect,
+    ) {
         if let Some(next) = &settled.rerouted {
             self.calls.metrics.rerouted(&self.calls.name, next);
         }
@@ -367,7 +380,11 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(claimed: &ClaimedPlacement, outcome: &AttemptOutcome, settled: &Settled) -> Self {
+    fn of(
+        claimed: &ClaimedPlacement,
+        outcome: &AttemptOutcome,
+        settled: &SettlementEffect,
+    ) -> Self {
         let pending = claimed.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
             // Nothing of what the provider has said is stored then.
@@ -477,10 +494,10 @@ mod tests {
                 },
             ),
         ] {
-            let settled = Settled {
+            let settled = SettlementEffect {
                 moved: true,
                 unexpected,
-                ..Settled::default()
+                ..SettlementEffect::default()
             };
             assert_eq!(Counted::of(&claimed, &bought, &settled), counted);
         }

@@ -5,7 +5,9 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::product::{Country, Standard};
-use provisioner::providers::{ListPage, ProductOffer, Provider, PurchasePeriod, Sold, Trouble};
+use provisioner::providers::{
+    ListPage, ProductOffer, Provider, PurchasePeriod, SoldPurchase, Trouble,
+};
 use serde_json::{Value, json};
 
 use crate::hostile::{connect, http, replay};
@@ -244,7 +246,7 @@ async fn a_page_of_airalo_that_is_no_list_is_trouble() {
 }
 
 /// The only purchase in a few words, or the trouble.
-fn sold(listed: &Result<ListPage<Sold>, Trouble>) -> String {
+fn sold(listed: &Result<ListPage<SoldPurchase>, Trouble>) -> String {
     match listed {
         Err(trouble) => trouble.class().to_owned(),
         Ok(listed) => {

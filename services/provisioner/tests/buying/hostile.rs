@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, BoughtUnits, CallLimits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
-    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
+    Accounts, BoughtUnits, CallLimits, LookUpRequest, LookUpResponse, PacedCalls, Provider,
+    ProviderId, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
 };
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -294,7 +294,7 @@ pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc
         timeout: Duration::from_secs(5),
         response_max: RESPONSE_MAX,
     };
-    let connected = accounts.connect(name, Paced::without_rate(limits));
+    let connected = accounts.connect(name, PacedCalls::without_rate(limits));
     connected.unwrap().provider
 }
 

@@ -17,7 +17,10 @@ use crate::{
     Nats, Shutdown,
     streams::MessageSource,
     work::{LookResult, WorkLook},
-    worker::{TicketClass, Handler, PermitLimits, Permit, WorkerSettings, Ticket, Trigger, start, unlimited_lanes},
+    worker::{
+        Handler, Permit, PermitLimits, Ticket, TicketClass, Trigger, WorkerSettings, start,
+        unlimited_lanes,
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +110,11 @@ impl Handler for Rows {
         })
     }
 
-    async fn claim(&self, ids: &[usize], class: TicketClass) -> anyhow::Result<Vec<(usize, usize)>> {
+    async fn claim(
+        &self,
+        ids: &[usize],
+        class: TicketClass,
+    ) -> anyhow::Result<Vec<(usize, usize)>> {
         tokio::task::yield_now().await;
         let failing = self.failing.load(Ordering::Relaxed);
         if failing > 0 {

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::{Log, choose};
 use crate::{
     permits::{LaneState, LaneStates, PermitLimits, QueueKey},
-    queues::{TicketClass, Granted, Queues},
+    queues::{GrantedTicket, Queues, TicketClass},
 };
 
 const FRESH: usize = 5;
@@ -54,7 +54,7 @@ fn take(
             if class == TicketClass::Due {
                 queues.due_claimed(granted.iter().map(|granted| granted.permit.key()));
             }
-            for Granted { ticket, permit, .. } in granted {
+            for GrantedTicket { ticket, permit, .. } in granted {
                 let in_flight = Arc::clone(&in_flight);
                 let mut permit = permit;
                 let row = tokio::spawn(async move {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use store::deliveries::{
     resends::{MatchCount, ResendSelection, count_matching},
-    walk::{Matching, Seen, Walk, WalkOrder, WalkSource},
+    walk::{Matching, Walk, WalkOrder, WalkRow, WalkSource},
 };
 use time::OffsetDateTime;
 
@@ -148,7 +148,7 @@ pub(super) async fn read(
 
 /// Webhooks that were given up, by what leaves them out. `all` says whether these are all of the partner.
 fn sorted(
-    rows: Vec<Seen>,
+    rows: Vec<WalkRow>,
     all: bool,
     wanted: &ResendSelection,
     until: OffsetDateTime,

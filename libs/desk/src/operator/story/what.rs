@@ -3,7 +3,7 @@
 
 use domain::{Command, HistoryKind, Reason, Stored, StoredReason};
 use serde::Serialize;
-use store::history::Was;
+use store::history::PlacementSnapshot;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -69,8 +69,8 @@ pub enum MomentKind {
         attempt: Option<i32>,
         reason: StoredReason,
         /// What the placement was before an operator resolved it, and is since.
-        before: Option<Was>,
-        after: Option<Was>,
+        before: Option<PlacementSnapshot>,
+        after: Option<PlacementSnapshot>,
     },
     /// The placement waits for an operator.
     Parked {
@@ -216,7 +216,7 @@ fn because(reason: &StoredReason) -> String {
 }
 
 /// What an operator changed. The texts are gone once the order is erased.
-fn resolved(before: Option<&Was>, after: Option<&Was>) -> String {
+fn resolved(before: Option<&PlacementSnapshot>, after: Option<&PlacementSnapshot>) -> String {
     let (Some(before), Some(after)) = (before, after) else {
         return "an operator resolved it".into();
     };

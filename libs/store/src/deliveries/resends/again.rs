@@ -25,7 +25,7 @@ pub struct DeliveryFilter {
 
 /// The numbers of deliveries that a resend makes due, by the states that they were in.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Resent {
+pub struct ResentCounts {
     /// All of them. Each sends one webhook, or more if it fails.
     pub resent: i64,
     pub delivered: i64,
@@ -53,9 +53,9 @@ pub async fn resend(
     connection: &mut PgConnection,
     ids: &[Uuid],
     filter: &DeliveryFilter,
-) -> Result<Resent> {
+) -> Result<ResentCounts> {
     let query = sqlx::query_as!(
-        Resent,
+        ResentCounts,
         r#"WITH chosen AS MATERIALIZED (
              -- The filter again, because a row may have changed since it was chosen.
              SELECT delivery_id, partner_id, endpoint_id, kind, attempt, state, attempted_at, duration_ms, status,

@@ -24,7 +24,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::outcome::{
-    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, Settled, Statements,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, SettlementEffect, Statements,
 };
 
 /// Records the common outcomes of a batch and puts their effects into `settled`. Returns the
@@ -32,7 +32,7 @@ use super::outcome::{
 pub(super) async fn settle(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
-    settled: &mut [Settled],
+    settled: &mut [SettlementEffect],
 ) -> Result<Vec<usize>> {
     let complete = CompletePurchases::of(settlements);
     let mut changes = HashMap::new();
@@ -50,10 +50,10 @@ pub(super) async fn settle(
         };
         match change {
             Some(deliveries) => {
-                settled[index] = Settled {
+                settled[index] = SettlementEffect {
                     moved: true,
                     ready: deliveries,
-                    ..Settled::default()
+                    ..SettlementEffect::default()
                 }
             }
             None => remaining.push(index),

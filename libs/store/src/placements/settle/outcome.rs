@@ -118,7 +118,7 @@ pub struct ReadyProfile {
 
 /// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
-pub struct Settled {
+pub struct SettlementEffect {
     /// Whether the settlement changed the placement. A late or repeated one does not.
     pub moved: bool,
     /// The purchase was unexpected, so the placement is parked and an operator must look at it. A repeat
@@ -132,4 +132,4 @@ pub struct Settled {
 }
 
 /// The placements of a batch that have moved so far.
-pub(super) type Changes = HashMap<PlacementId, Settled>;
+pub(super) type Changes = HashMap<PlacementId, SettlementEffect>;

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::providers::{
     lists::{
-        ListPage, ProductOffer, Unsuitable, name, needs_confirmation_code, number, product, text,
+        ListPage, ProductOffer, UnsuitableProduct, name, needs_confirmation_code, number, product,
+        text,
     },
     provider::Trouble,
     text::one_line,
@@ -109,46 +110,50 @@ fn countries(place: &Place, operator: &Operator) -> Vec<Country> {
     own.and_then(|code| code.parse().ok()).into_iter().collect()
 }
 
-fn terms(place: &Place, operator: &Operator, package: &Value) -> Result<Standard, Unsuitable> {
-    product(package, "id").ok_or(Unsuitable::Unreadable("id"))?;
+fn terms(
+    place: &Place,
+    operator: &Operator,
+    package: &Value,
+) -> Result<Standard, UnsuitableProduct> {
+    product(package, "id").ok_or(UnsuitableProduct::Unreadable("id"))?;
     match text(package, "type") {
         Some("sim") => {}
-        Some("topup") => return Err(Unsuitable::TopUp),
-        _ => return Err(Unsuitable::Unreadable("type")),
+        Some("topup") => return Err(UnsuitableProduct::TopUp),
+        _ => return Err(UnsuitableProduct::Unreadable("type")),
     }
     if needs_confirmation_code(texts(operator, package)) {
-        return Err(Unsuitable::ConfirmationCode);
+        return Err(UnsuitableProduct::ConfirmationCode);
     }
     match operator.about.get("is_kyc_verify") {
         None | Some(Value::Null | Value::Bool(false)) => {}
-        Some(Value::Bool(true)) => return Err(Unsuitable::Identity),
+        Some(Value::Bool(true)) => return Err(UnsuitableProduct::Identity),
         Some(Value::Number(number)) if number.as_u64() == Some(0) => {}
         Some(Value::Number(number)) if number.as_u64() == Some(1) => {
-            return Err(Unsuitable::Identity);
+            return Err(UnsuitableProduct::Identity);
         }
-        Some(_) => return Err(Unsuitable::Unreadable("is_kyc_verify")),
+        Some(_) => return Err(UnsuitableProduct::Unreadable("is_kyc_verify")),
     }
     let countries = countries(place, operator);
     if countries.is_empty() {
-        return Err(Unsuitable::Unreadable("countries"));
+        return Err(UnsuitableProduct::Unreadable("countries"));
     }
     let data = match package.get("is_unlimited") {
         Some(Value::Bool(true)) => Some(Data::Unlimited),
         None | Some(Value::Null | Value::Bool(false)) => {
             number(package, "amount").and_then(Data::megabytes)
         }
-        Some(_) => return Err(Unsuitable::Unreadable("is_unlimited")),
+        Some(_) => return Err(UnsuitableProduct::Unreadable("is_unlimited")),
     };
-    let data = data.ok_or(Unsuitable::Unreadable("amount"))?;
+    let data = data.ok_or(UnsuitableProduct::Unreadable("amount"))?;
     let cost = Cost {
-        price: price(package).ok_or(Unsuitable::Unreadable("price"))?,
+        price: price(package).ok_or(UnsuitableProduct::Unreadable("price"))?,
         currency: USD
             .parse::<Currency>()
-            .map_err(|_| Unsuitable::Unreadable("price"))?,
+            .map_err(|_| UnsuitableProduct::Unreadable("price"))?,
     };
     let days = number(package, "day").and_then(|days| days.try_into().ok());
     days.and_then(|days| Standard::new(countries, data, days, Some(cost)))
-        .ok_or(Unsuitable::Unreadable("day"))
+        .ok_or(UnsuitableProduct::Unreadable("day"))
 }
 
 /// The currency of the fields that are read here.

@@ -12,7 +12,7 @@ use time::{
 };
 
 use crate::providers::{
-    lists::Sold,
+    lists::SoldPurchase,
     price::Price,
     provider::{
         Balance, BoughtUnits, Custody, EsimStatus, LookUpResponse, ProfileFault, ProviderUnit,
@@ -107,7 +107,7 @@ impl AiraloOrder {
     }
 
     /// The order as an entry of the list of purchases.
-    pub(super) fn sold(&self) -> Result<Sold, Trouble> {
+    pub(super) fn sold(&self) -> Result<SoldPurchase, Trouble> {
         let bad = |field: &str| {
             Trouble::Unknown(format!("the response is unreadable: {field} of an order"))
         };
@@ -115,7 +115,7 @@ impl AiraloOrder {
             .quantity
             .as_ref()
             .and_then(|units| units.text().parse().ok());
-        Ok(Sold {
+        Ok(SoldPurchase {
             order_id: one_line(self.description.as_deref().unwrap_or_default()),
             reference: ProviderId::parse(self.number()).map_err(|_| bad("id"))?,
             unit: None,
@@ -235,7 +235,7 @@ impl AiraloAccount {
 const MB: f64 = 1_048_576.0;
 
 #[derive(Deserialize)]
-pub(super) struct Used {
+pub(super) struct AiraloUsage {
     data: Usage,
 }
 
@@ -250,7 +250,7 @@ struct Usage {
     status: String,
 }
 
-impl Used {
+impl AiraloUsage {
     /// What became of the eSIM. Airalo says whether its package was activated, which needs an
     /// installed eSIM; a package that is not active says nothing about the installation.
     pub(super) fn status(self) -> Result<EsimStatus, Trouble> {

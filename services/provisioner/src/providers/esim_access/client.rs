@@ -12,7 +12,7 @@ use time::{
 };
 use uuid::Uuid;
 
-use super::wire::{self, Allocated, EsimAccessPage, PAGE, Reply, order_number, units};
+use super::wire::{self, EsimAccessEsim, EsimAccessPage, PAGE, Reply, order_number, units};
 use crate::providers::{
     http::{Call, CallBody, Http, parse},
     provider::{BoughtUnits, LookUpResponse, Trouble},
@@ -109,7 +109,7 @@ impl Client {
     pub(super) async fn query(
         &self,
         filter: &Value,
-    ) -> Result<Result<Vec<Allocated>, EsimAccessFailure>, Trouble> {
+    ) -> Result<Result<Vec<EsimAccessEsim>, EsimAccessFailure>, Trouble> {
         match self.page(filter, 1).await? {
             Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
             Ok(_) => Err(Trouble::Unknown(format!(
@@ -136,7 +136,7 @@ impl Client {
 
 /// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
 /// them by the number of the order.
-pub(super) fn found(ours: Vec<Allocated>) -> Result<LookUpResponse, Trouble> {
+pub(super) fn found(ours: Vec<EsimAccessEsim>) -> Result<LookUpResponse, Trouble> {
     let number = ours.iter().find_map(|one| one.order_no.clone());
     Ok(LookUpResponse::Found(BoughtUnits {
         reference: number.map(order_number).transpose()?,

@@ -22,7 +22,7 @@ use time::{OffsetDateTime, UtcOffset};
 
 use super::{
     client::{Client, found, within},
-    wire::Allocated,
+    wire::EsimAccessEsim,
 };
 use crate::providers::provider::{LookUpRequest, LookUpResponse, Trouble};
 
@@ -44,7 +44,7 @@ const WIDE_FROM: Duration = Duration::from_secs(15);
 const MARGIN: Duration = Duration::from_mins(1);
 
 /// What was made in a slot, by our ids of the purchases.
-type Made = Arc<HashMap<String, Vec<Allocated>>>;
+type Made = Arc<HashMap<String, Vec<EsimAccessEsim>>>;
 
 /// The last answer about a slot, and how long it serves. Whoever reads the slot holds the lock.
 type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Result<Made, Trouble>)>>>;
@@ -130,7 +130,7 @@ async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
             .map_err(|_| Trouble::NotSent("the time of the search is no time".into()))
     };
     let filter = within(at(slot)?, at(slot + 1)?)?;
-    let mut made: HashMap<String, Vec<Allocated>> = HashMap::new();
+    let mut made: HashMap<String, Vec<EsimAccessEsim>> = HashMap::new();
     for number in 1..=PAGES {
         client.http.turn().await;
         let page = match client.page(&filter, number).await? {

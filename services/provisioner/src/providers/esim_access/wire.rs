@@ -10,7 +10,10 @@ use serde_json::Value;
 use store::esim_requests::Reading;
 
 use crate::providers::{
-    lists::{ProductOffer, Sold, Unsuitable, name, needs_confirmation_code, number, product, text},
+    lists::{
+        ProductOffer, SoldPurchase, UnsuitableProduct, name, needs_confirmation_code, number,
+        product, text,
+    },
     provider::{
         Balance, Custody, EsimStatus, Hint, ProfileFault, ProviderUnit, ProviderUnitState, Trouble,
         UnitFields, filled,
@@ -87,12 +90,12 @@ pub(super) fn read<T: DeserializeOwned>(result: Value) -> Result<T, Trouble> {
 /// The result of a purchase.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Ordered {
+pub(super) struct EsimAccessOrder {
     pub(super) order_no: String,
     transaction_id: Option<String>,
 }
 
-impl Ordered {
+impl EsimAccessOrder {
     pub(super) fn is_for_another(&self, placement_id: PlacementId) -> bool {
         belongs(self.transaction_id.as_deref(), placement_id) == Some(false)
     }
@@ -121,7 +124,7 @@ impl EsimAccessAccount {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EsimAccessPage {
-    pub(super) esim_list: Vec<Allocated>,
+    pub(super) esim_list: Vec<EsimAccessEsim>,
 }
 
 impl EsimAccessPage {
@@ -134,7 +137,7 @@ impl EsimAccessPage {
 /// An eSIM that the provider has made for a purchase.
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Allocated {
+pub(super) struct EsimAccessEsim {
     esim_tran_no: String,
     pub(super) order_no: Option<String>,
     transaction_id: Option<String>,
@@ -156,7 +159,7 @@ struct Package {
     create_time: Option<String>,
 }
 
-impl Allocated {
+impl EsimAccessEsim {
     /// The id of the purchase, as the eSIM names it.
     pub(super) fn transaction_id(&self) -> Option<&str> {
         self.transaction_id.as_deref().filter(|id| !id.is_empty())
@@ -168,7 +171,7 @@ impl Allocated {
     }
 
     /// The eSIM as a part of its purchase.
-    pub(super) fn sold(self) -> Result<Sold, Trouble> {
+    pub(super) fn sold(self) -> Result<SoldPurchase, Trouble> {
         let unit = ProviderId::parse(self.esim_tran_no).map_err(|error| {
             Trouble::Unknown(format!("the response is unreadable: esimTranNo {error}"))
         })?;
@@ -178,7 +181,7 @@ impl Allocated {
         let option = option.transpose().map_err(|error| {
             Trouble::Unknown(format!("the response is unreadable: packageCode {error}"))
         })?;
-        Ok(Sold {
+        Ok(SoldPurchase {
             order_id: one_line(&self.transaction_id.unwrap_or_default()),
             reference: order_number(self.order_no.unwrap_or_default())?,
             unit: Some(unit),
@@ -265,7 +268,7 @@ pub(super) fn order_number(text: String) -> Result<ProviderId, Trouble> {
 
 /// Reads eSIMs as units. One bad id makes the whole response unreadable, and no unit of it is used,
 /// because a damaged response cannot be trusted in part.
-pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trouble> {
+pub(super) fn units(allocated: Vec<EsimAccessEsim>) -> Result<Vec<ProviderUnit>, Trouble> {
     const FIELDS: UnitFields = UnitFields {
         unit: "eSIM",
         unit_id: "esimTranNo",
@@ -305,27 +308,29 @@ pub(super) fn offer(package: &Value) -> ProductOffer {
 }
 
 /// Reads what a product is; the price is in ten-thousandths already.
-fn terms(package: &Value) -> Result<Standard, Unsuitable> {
-    let code = product(package, "packageCode").ok_or(Unsuitable::Unreadable("packageCode"))?;
+fn terms(package: &Value) -> Result<Standard, UnsuitableProduct> {
+    let code =
+        product(package, "packageCode").ok_or(UnsuitableProduct::Unreadable("packageCode"))?;
     if code.as_str().starts_with("TOPUP_") {
-        return Err(Unsuitable::TopUp);
+        return Err(UnsuitableProduct::TopUp);
     }
     let texts = ["name", "description"].map(|field| text(package, field));
     if needs_confirmation_code(texts.into_iter().flatten()) {
-        return Err(Unsuitable::ConfirmationCode);
+        return Err(UnsuitableProduct::ConfirmationCode);
     }
     // 1 is an amount of data for the whole time. The other types count by the day, and their orders
     // need a number of days.
     match number(package, "dataType") {
         Some(1) => {}
-        Some(_) => return Err(Unsuitable::DailyData),
-        None => return Err(Unsuitable::Unreadable("dataType")),
+        Some(_) => return Err(UnsuitableProduct::DailyData),
+        None => return Err(UnsuitableProduct::Unreadable("dataType")),
     }
-    let unit = text(package, "durationUnit").ok_or(Unsuitable::Unreadable("durationUnit"))?;
+    let unit =
+        text(package, "durationUnit").ok_or(UnsuitableProduct::Unreadable("durationUnit"))?;
     if !unit.eq_ignore_ascii_case("day") {
-        return Err(Unsuitable::Period);
+        return Err(UnsuitableProduct::Period);
     }
-    let location = text(package, "location").ok_or(Unsuitable::Unreadable("location"))?;
+    let location = text(package, "location").ok_or(UnsuitableProduct::Unreadable("location"))?;
     // Some products name parts of a country, too, such as an island, by codes of their own. These
     // are left out, because what a partner is promised must be certain.
     let countries = location
@@ -333,20 +338,20 @@ fn terms(package: &Value) -> Result<Standard, Unsuitable> {
         .filter_map(|code| code.trim().parse().ok());
     let countries: Vec<_> = countries.collect();
     if countries.is_empty() {
-        return Err(Unsuitable::Unreadable("location"));
+        return Err(UnsuitableProduct::Unreadable("location"));
     }
     let volume = number(package, "volume").and_then(|bytes| Data::megabytes(bytes / MEGABYTE));
-    let data = volume.ok_or(Unsuitable::Unreadable("volume"))?;
+    let data = volume.ok_or(UnsuitableProduct::Unreadable("volume"))?;
     let price = number(package, "price").map(Price);
     let price = price.filter(|price| price.0 <= MOST_PRICE);
     let currency = text(package, "currencyCode").and_then(|code| code.parse().ok());
     let cost = Cost {
-        price: price.ok_or(Unsuitable::Unreadable("price"))?,
-        currency: currency.ok_or(Unsuitable::Unreadable("currencyCode"))?,
+        price: price.ok_or(UnsuitableProduct::Unreadable("price"))?,
+        currency: currency.ok_or(UnsuitableProduct::Unreadable("currencyCode"))?,
     };
     let days = number(package, "duration").and_then(|days| days.try_into().ok());
     days.and_then(|days| Standard::new(countries, data, days, Some(cost)))
-        .ok_or(Unsuitable::Unreadable("duration"))
+        .ok_or(UnsuitableProduct::Unreadable("duration"))
 }
 
 /// The highest price that makes sense, in ten-thousandths. A higher one is a mistake.
@@ -386,7 +391,7 @@ mod tests {
 
     #[test]
     fn an_esim_that_stands_on_two_pages_is_one_unit() {
-        let esim = |number: &str| -> Allocated {
+        let esim = |number: &str| -> EsimAccessEsim {
             serde_json::from_value(serde_json::json!({ "esimTranNo": number })).unwrap()
         };
         let listed = units(vec![esim("25071"), esim("25072"), esim("25072")]).unwrap();
