@@ -14,6 +14,9 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
   (store::Unflushed), so that it may be told before it is on disk;
 - a file of a lib or a service begins a transaction elsewhere than at the door, pg::transaction;
 - a field named state holds a text instead of an enum, so that any text could stand there;
+- two files declare a type of the same name that other files can name (`pub`, `pub(crate)`, `pub(super)`): whoever
+  reads or searches the name would find several meanings. Types that are private to a file need no such name, and
+  house.toml lists the few names that each program has;
 - docs/architecture.md or CONTRIBUTING.md names a file that is not there, or, beside it in a table, a function or
   another name that the file has not; or CONTRIBUTING.md names a test that is not there;
 - a fault that house.toml lists as known is gone. So that list can only shrink.
@@ -45,6 +48,8 @@ DECISIONS = [
 ]
 # A field of a struct, or a parameter, that is a state as text.
 STATE = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))?\s+)?(?:\w+_)?state\s*:\s*(?:Option<\s*)?&?(?:String|str)\b", re.M)
+# A type that other files can name.
+PUBLIC = re.compile(r"^[ \t]*pub(?:\([^)]*\))?\s+(?:unsafe\s+)?(?:struct|enum|union|trait|type)\s+(\w+)", re.M)
 # Tables whose rows may be read before they are flushed.
 ORDERS = re.compile(r"\b(?:FROM|JOIN) (?:orders|placements|topups|partner_units)\b")
 # What begins a transaction.
@@ -328,6 +333,7 @@ def check(root):
     ]
     faults, arrows_between_files, steps, decisions = [], {}, set(), set()
     states, unflushed, doors = set(), set(), set()
+    declared = defaultdict(set)
 
     crates = {}
     for manifest in manifests:
@@ -374,6 +380,9 @@ def check(root):
             code = without_tests(without_text(raw))
             if short(file).startswith(("libs/", "services/")) and BEGINS.search(code):
                 doors.add(short(file))
+            if short(file).startswith(("libs/", "services/")):
+                for match in PUBLIC.finditer(code):
+                    declared[match.group(1)].add(short(file))
             for match in STATE.finditer(code):
                 states.add(f"{short(file)}: {' '.join(match.group().split())}")
             for rule in DECISIONS:
@@ -387,6 +396,11 @@ def check(root):
                     for match in SQL.finditer(line.split(" -- ")[0]):
                         decisions.add((f"{short(file)}: {' '.join(match.group().split())}", number))
 
+    shared = {name: files for name, files in declared.items() if len(files) > 1}
+    common = house.get("shared_names", {})
+    for name in sorted(shared.keys() - common.keys()):
+        faults.append(f"several files declare a public type {name}: {', '.join(sorted(shared[name]))}")
+    faults.extend(f"house.toml lists what is gone: {name}" for name in sorted(common.keys() - shared.keys()))
     # The known circles are listed as the arrows that have to go.
     to_go = {tuple(arrow.split(" -> ")) for arrow in known.get("circles", [])}
     left = {file: {to for to in targets if (file, to) not in to_go} for file, targets in arrows_between_files.items()}

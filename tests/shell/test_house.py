@@ -137,6 +137,14 @@ class House(unittest.TestCase):
         for field in ("state: Stored<State>", "/// state: String\n    stated: String"):
             self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low {{\n    {field},\n}}\n"}), [])
 
+    def test_a_name_with_two_meanings(self):
+        low = {"libs/ground/src/lib.rs": "mod a;\n", "libs/ground/src/a.rs": "pub(super) enum Low {}\n"}
+        self.finds(low, "a public type Low: libs/ground/src/a.rs, libs/roof/src/low.rs")
+        self.assertEqual(self.faults(low, FLOORS + '[shared_names]\nLow = "for a reason"\n'), [])
+        self.finds({}, "lists what is gone: Low", floors=FLOORS + '[shared_names]\nLow = "for a reason"\n')
+        for second in ("enum Low {}", "pub struct Lower;", "#[cfg(test)]\nmod tests {\n    pub struct Low;\n}", "// pub struct Low;"):
+            self.assertEqual(self.faults({"libs/ground/src/lib.rs": f"{second}\n"}), [])
+
     def test_orders_that_are_told_before_they_are_on_disk(self):
         desk = {"libs/desk/Cargo.toml": '[package]\nname = "desk"\n', "libs/desk/src/lib.rs": "mod read;\n"}
         floors = FLOORS.replace('[["ground"]]', '[["ground"], ["desk"]]')
