@@ -1,8 +1,8 @@
 //! Accounts: partners with their keys, limits and endpoints, the options that they may order, how
 //! the profile of an eSIM is sealed, and what is refused before it becomes an order.
 //!
-//! This crate also has what every stage checks at its [start](start::wait), because that opens stored
-//! keys.
+//! This crate also has what every stage checks at its [start](start::wait), because that opens
+//! stored keys.
 
 pub mod options;
 pub mod partners;

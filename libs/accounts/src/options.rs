@@ -1,7 +1,7 @@
 //! The catalogue: the options that partners may order.
 //!
-//! `esimctl option apply` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
-//! [`changed_since`] returns, and asks for unknown options with [`by_ids`].
+//! `esimctl option apply` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with
+//! the changes that [`changed_since`] returns, and asks for unknown options with [`by_ids`].
 
 use domain::{
     Environment, OptionId,
@@ -179,8 +179,8 @@ impl OptionRow {
     }
 }
 
-/// Reads the options that match a condition, with or without their details, each with the row version
-/// of its last change. The condition's own argument is `$2`.
+/// Reads the options that match a condition, with or without their details, each with the row
+/// version of its last change. The condition's own argument is `$2`.
 macro_rules! options {
     ($connection:expr, $with_details:expr, $condition:literal $(, $argument:expr)?) => {{
         let rows = sqlx::query_as!(
@@ -210,8 +210,9 @@ pub struct StoredOption {
     pub option: Result<ProductOption>,
 }
 
-/// Writes these columns of an option, whose values follow in the same order. An option that is there is
-/// replaced only if `$replaces`, and only if anything differs. Evaluates to whether a row was written.
+/// Writes these columns of an option, whose values follow in the same order. An option that is
+/// there is replaced only if `$replaces`, and only if anything differs. Evaluates to whether a row
+/// was written.
 macro_rules! write_option {
     ($connection:expr, $option:expr, $replaces:expr, $columns:literal) => {{
         // Every field is named, so that a new one cannot be forgotten.
@@ -289,8 +290,8 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
     write(connection, option, true).await
 }
 
-/// All options with their details. One that cannot be read is an error of its own, so that the others
-/// can be shown.
+/// All options with their details. One that cannot be read is an error of its own, so that the
+/// others can be shown.
 pub async fn all(connection: &mut PgConnection) -> Result<Vec<StoredOption>> {
     options!(
         connection,
@@ -323,8 +324,8 @@ pub async fn configuration_version(connection: &mut PgConnection) -> Result<i64>
 }
 
 /// The options that changed after this row version, without details. Each change of an option gets
-/// the next row version, and changes become visible in this order. So whoever remembers the greatest
-/// one that it has seen misses no change.
+/// the next row version, and changes become visible in this order. So whoever remembers the
+/// greatest one that it has seen misses no change.
 pub async fn changed_since(
     connection: &mut PgConnection,
     row_version: i64,

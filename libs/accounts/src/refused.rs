@@ -2,10 +2,10 @@
 //! that is here was answered with a 4xx or 503, and one that is neither here nor stored did not
 //! arrive.
 //!
-//! Ingress stores them in batches, off the path of requests ([`keep`]). `esimctl partner show --refused`
-//! and the console show them. Each partner has room for so many of each [`RefusedKind`], and the term
-//! `refusals` of `desk::retention` ends the rest. They hold neither headers nor bodies, so no
-//! key, signature or query is among them.
+//! Ingress stores them in batches, off the path of requests ([`keep`]).
+//! `esimctl partner show --refused` and the console show them. Each partner has room for so many of
+//! each [`RefusedKind`], and the term `refusals` of `desk::retention` ends the rest. They hold
+//! neither headers nor bodies, so no key, signature or query is among them.
 
 use domain::PartnerId;
 use pg::{Result, TransactionEnd, transaction};
@@ -54,8 +54,8 @@ pub struct RefusedRequest {
     /// Without the query.
     pub path: String,
     pub external_order_id: Option<String>,
-    /// How many requests of this partner and kind were not stored before this one, because there were
-    /// too many.
+    /// How many requests of this partner and kind were not stored before this one, because there
+    /// were too many.
     pub unrecorded: u64,
 }
 
@@ -105,7 +105,8 @@ pub async fn keep(
             &column(refusals, |one| i64::try_from(one.unrecorded).unwrap_or(i64::MAX)),
         );
         statement.execute(&mut **transaction).await?;
-        // The ids are in the order of time, so everything from the first one beyond the room is older.
+        // The ids are in the order of time, so everything from the first one beyond the room is
+        // older.
         let statement = sqlx::query!(
             "DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
              SELECT beyond.request_id

@@ -13,10 +13,10 @@ use vault::Vault;
 
 use crate::partners;
 
-/// Waits until the database responds, which it tries twice a second, makes the checks of [`check_all`],
-/// and commits the first pulse. Every stage begins with it. An error that waiting cannot remove, such
-/// as an old schema, is returned at once. This function has no time limit: the caller drops it when
-/// the process stops.
+/// Waits until the database responds, which it tries twice a second, makes the checks of
+/// [`check_all`], and commits the first pulse. Every stage begins with it. An error that waiting
+/// cannot remove, such as an old schema, is returned at once. This function has no time limit: the
+/// caller drops it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
         let checking = async {

@@ -80,8 +80,8 @@ pub async fn is_archived(
 /// id begins.
 ///
 /// Topup ids are not remembered, because they would double the size of `archived_orders`. So an id
-/// that was never given out counts as archived, too, if its first fourteen digits are the time of an
-/// archived order. That says nothing that the partner does not know, because it is about its own
+/// that was never given out counts as archived, too, if its first fourteen digits are the time of
+/// an archived order. That says nothing that the partner does not know, because it is about its own
 /// orders.
 pub async fn is_topup_archived(
     connection: &mut PgConnection,

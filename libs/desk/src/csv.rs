@@ -1,9 +1,9 @@
 //! Writes CSV for people: the lists of `esimctl` and of the console.
 //!
-//! Lines end with a line feed, so that the tools of a shell read them as lines, and a field is quoted where
-//! it needs it (RFC 4180). A field that a spreadsheet would take for a formula gets a quote before it,
-//! because others have chosen what it holds: an external order id `=HYPERLINK(…)` would run on the machine
-//! of whoever opens the file.
+//! Lines end with a line feed, so that the tools of a shell read them as lines, and a field is
+//! quoted where it needs it (RFC 4180). A field that a spreadsheet would take for a formula gets a
+//! quote before it, because others have chosen what it holds: an external order id `=HYPERLINK(…)`
+//! would run on the machine of whoever opens the file.
 
 /// A table as CSV, with the names of its columns in the first line.
 pub fn table<Row: AsRef<[String]>>(
@@ -29,8 +29,8 @@ fn line(text: &mut String, fields: &[impl AsRef<str>]) {
 }
 
 fn put(text: &mut String, field: &str) {
-    // A spreadsheet skips blanks before it looks for a formula, and takes the wide forms for the same signs.
-    // A sign alone, such as the dash of an empty cell, is none.
+    // A spreadsheet skips blanks before it looks for a formula, and takes the wide forms for the
+    // same signs. A sign alone, such as the dash of an empty cell, is none.
     let mut begins = field.trim_start().chars();
     let is_sign = matches!(
         begins.next(),

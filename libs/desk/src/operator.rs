@@ -1,9 +1,9 @@
 //! The queries and changes of operators, through `esimctl` and the console.
 //!
-//! Each change runs in one transaction, which ends as its [`Mode`](pg::actions::Mode) says. A preview
-//! makes the change and rolls it back, so its counts are exact. Otherwise the change is committed
-//! together with a record of who made it and why, so there is no change without a record. Queries
-//! are bounded, because operators use them while the system works under load.
+//! Each change runs in one transaction, which ends as its [`Mode`](pg::actions::Mode) says. A
+//! preview makes the change and rolls it back, so its counts are exact. Otherwise the change is
+//! committed together with a record of who made it and why, so there is no change without a record.
+//! Queries are bounded, because operators use them while the system works under load.
 
 pub mod accounts;
 pub mod activation;

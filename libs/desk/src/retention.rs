@@ -34,8 +34,8 @@ pub enum DataClass {
     Profiles,
     /// Attempts of deliveries with the responses of endpoints, from the attempt on.
     Attempts,
-    /// Recorded actions of operators, from the action on. Whatever is older goes, so that no record of
-    /// a partner outlives those of operators.
+    /// Recorded actions of operators, from the action on. Whatever is older goes, so that no record
+    /// of a partner outlives those of operators.
     Audit,
     /// Recorded changes that partners made themselves, from the change on.
     Changes,
@@ -148,8 +148,8 @@ pub async fn step(
     }
 }
 
-/// A batch that deletes the oldest rows of a table. It remembers no position, because it deletes every
-/// row that it passes. `which` limits it to some of the rows.
+/// A batch that deletes the oldest rows of a table. It remembers no position, because it deletes
+/// every row that it passes. `which` limits it to some of the rows.
 macro_rules! deleted {
     ($walk:ident, $transaction:ident, $limit:ident, $table:literal, $key:literal, $at:literal, $which:literal) => {
         sqlx::query_as!(
@@ -269,9 +269,9 @@ impl Walk {
     /// begin with the time of the order and so are in the order of time.
     ///
     /// `page` reads the next topups, and `unit` what is known of their deliveries. `erased` removes
-    /// the profiles that were delivered long enough ago. `later` gives all others a row in
-    /// `work`, unless there is no profile and never will be. That row is due at the end of the term,
-    /// or in a day if the profile is not delivered.
+    /// the profiles that were delivered long enough ago. `later` gives all others a row in `work`,
+    /// unless there is no profile and never will be. That row is due at the end of the term, or in
+    /// a day if the profile is not delivered.
     async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,

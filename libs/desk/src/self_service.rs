@@ -55,8 +55,8 @@ pub use pg::actions::REASON;
 
 /// Runs statements that only read, and all of them on one snapshot. An answer that is composed of
 /// several statements needs it: by default each statement sees what was committed before it began,
-/// so that together they could show what was never true, for example an order that is not there when
-/// its topups are read, because it was archived in between.
+/// so that together they could show what was never true, for example an order that is not there
+/// when its topups are read, because it was archived in between.
 ///
 /// The statements take no locks and wait for none, so `work` must not decide what is written.
 pub async fn snapshot<T>(
@@ -75,7 +75,8 @@ pub async fn snapshot<T>(
     .await
 }
 
-/// Records a change of the account by its partner, in the transaction of the change, with what it changed.
+/// Records a change of the account by its partner, in the transaction of the change, with what it
+/// changed.
 async fn record_change(
     transaction: &mut Transaction<'_>,
     command: Command,

@@ -14,8 +14,8 @@ use serde::{
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 
-/// Reads a JSON value whose objects have distinct keys, at any depth, and keeps nothing of it. The first
-/// repeated key is an error, which the parser completes with its place in the text, and
+/// Reads a JSON value whose objects have distinct keys, at any depth, and keeps nothing of it. The
+/// first repeated key is an error, which the parser completes with its place in the text, and
 /// `repeated` gets its name.
 pub struct Distinct<'a> {
     pub repeated: &'a mut Option<String>,

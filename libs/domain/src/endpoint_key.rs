@@ -47,8 +47,8 @@ impl EndpointKey {
         (!self.is_first()).then_some(self.id.uuid())
     }
 
-    /// What the column `lane` of `work` and `held` says for its deliveries: which endpoint of the partner
-    /// it is. The lane that permits are counted by is the host instead.
+    /// What the column `lane` of `work` and `held` says for its deliveries: which endpoint of the
+    /// partner it is. The lane that permits are counted by is the host instead.
     pub fn work_lane(self) -> String {
         let id = (!self.is_first()).then(|| self.id.to_string());
         id.unwrap_or_default()

@@ -25,7 +25,8 @@ pub enum InvalidProfile {
     MatchingId,
     #[error("the text does not have the shape LPA:1$<smdp>$<code>")]
     Shape,
-    /// The webhook has no field for a confirmation code, and nobody can install the eSIM without it.
+    /// The webhook has no field for a confirmation code, and nobody can install the eSIM without
+    /// it.
     #[error("the eSIM cannot be installed without a confirmation code, which no webhook carries")]
     ConfirmationCode,
     #[error("the ICCID is not 18 to 20 digits")]
@@ -64,9 +65,10 @@ impl ActivationCode {
     /// `1$<smdp>$<matching id>[$<OID>[$<confirmation code flag>[$…]]]`, with or without the prefix
     /// `LPA:` in any letter case, and with blanks around it and around its fields.
     ///
-    /// The OID of the SM-DP+ and the fields behind the flag are dropped, because a phone installs the
-    /// eSIM without them. A matching id is needed, although SGP.22 lets it be empty: such a code
-    /// installs whatever the SM-DP+ holds for the phone, so it does not name the eSIM that was bought.
+    /// The OID of the SM-DP+ and the fields behind the flag are dropped, because a phone installs
+    /// the eSIM without them. A matching id is needed, although SGP.22 lets it be empty: such a
+    /// code installs whatever the SM-DP+ holds for the phone, so it does not name the eSIM that was
+    /// bought.
     pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
         let mut fields = without_prefix(text).split('$').map(trim);
         if fields.next() != Some("1") {
@@ -87,9 +89,9 @@ impl ActivationCode {
         Self::new(smdp, matching_id)
     }
 
-    /// Reads an activation code as a provider sends it: its SM-DP+ address and its matching id in two
-    /// fields, or the whole text in `code`, as for [`Self::parse`]. If there is an address beside a
-    /// whole text, both must name the same server.
+    /// Reads an activation code as a provider sends it: its SM-DP+ address and its matching id in
+    /// two fields, or the whole text in `code`, as for [`Self::parse`]. If there is an address
+    /// beside a whole text, both must name the same server.
     pub fn read(smdp: Option<&str>, code: &str) -> Result<Self, InvalidProfile> {
         let smdp = smdp.map(without_prefix).filter(|smdp| !smdp.is_empty());
         if !code.contains('$') {

@@ -1,6 +1,7 @@
 //! The standard fields of a product: where it can be used, how much data it has, for how long, and
-//! what it costs us. Providers write them in different ways; their adapters translate them into these
-//! types, so that products of different providers can be compared, and partners can filter by them.
+//! what it costs us. Providers write them in different ways; their adapters translate them into
+//! these types, so that products of different providers can be compared, and partners can filter by
+//! them.
 //!
 //! Each type can only hold a value that makes sense, because what a provider sends is not trusted.
 

@@ -1,6 +1,6 @@
-//! The scripted options of the sandbox, as a partner sees them: what each is called, and what follows an
-//! order of it. How the sandbox brings that about is in its own crate. The catalogue shows these texts,
-//! and the reference for partners lists them.
+//! The scripted options of the sandbox, as a partner sees them: what each is called, and what
+//! follows an order of it. How the sandbox brings that about is in its own crate. The catalogue
+//! shows these texts, and the reference for partners lists them.
 
 /// The name of each option with what a partner sees after it has ordered it. `esim-partner trigger`
 /// expects a 422 if the text begins with one.

@@ -1,8 +1,8 @@
 //! A code as it was read from the database.
 //!
-//! Two versions of the services run side by side during an upgrade, so a row may hold a code that only
-//! the newer version knows. That is an error of this row alone: it is shown by its name, nothing is
-//! decided by it, and all other rows are read as before.
+//! Two versions of the services run side by side during an upgrade, so a row may hold a code that
+//! only the newer version knows. That is an error of this row alone: it is shown by its name,
+//! nothing is decided by it, and all other rows are read as before.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -47,7 +47,8 @@ impl<T: Copy + Into<&'static str>> Stored<T> {
         }
     }
 
-    /// The code in words that the caller chooses by an exhaustive `match`, or what is wrong with it.
+    /// The code in words that the caller chooses by an exhaustive `match`, or what is wrong with
+    /// it.
     pub fn told(&self, words: impl FnOnce(T) -> &'static str) -> Cow<'static, str> {
         match self {
             Self::Known(code) => words(*code).into(),

@@ -85,24 +85,25 @@ pub const PLANS: [(&str, &str); 3] = [
 /// startup options, so [`crate::schema::check`] finds it missing and knows that there is a pooler.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
-/// Settings of the session that the statements rely on. Every session of every program sets them itself,
-/// because the server would otherwise take what an administrator has set for a database or a role
-/// (`ALTER DATABASE`, `ALTER ROLE`), or what a stolen role has set for itself. sqlx sets `DateStyle`, `TimeZone`
-/// and `client_encoding` likewise. Others are checked: `synchronous_commit` decides what an answer is
-/// worth, and belongs to the operator ([`crate::primary`]).
+/// Settings of the session that the statements rely on. Every session of every program sets them
+/// itself, because the server would otherwise take what an administrator has set for a database or
+/// a role (`ALTER DATABASE`, `ALTER ROLE`), or what a stolen role has set for itself. sqlx sets
+/// `DateStyle`, `TimeZone` and `client_encoding` likewise. Others are checked: `synchronous_commit`
+/// decides what an answer is worth, and belongs to the operator ([`crate::primary`]).
 pub const RELIED_ON: [(&str, &str); 11] = [
-    // Tables are found in no other schema, in particular in none that is named like the role. Temporary
-    // tables come last.
+    // Tables are found in no other schema, in particular in none that is named like the role.
+    // Temporary tables come last.
     ("search_path", "public,pg_temp"),
-    // The policies of `work`, `held` and `walks` decide what a stage sees. `off` makes each statement
-    // fail that they would filter.
+    // The policies of `work`, `held` and `walks` decide what a stage sees. `off` makes each
+    // statement fail that they would filter.
     ("row_security", "on"),
-    // Each statement sees what was committed before it, and sees the newest row after it has waited for
-    // a lock. Stricter levels would end it with a conflict instead.
+    // Each statement sees what was committed before it, and sees the newest row after it has waited
+    // for a lock. Stricter levels would end it with a conflict instead.
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_read_only", "off"),
     ("default_transaction_deferrable", "off"),
-    // No limits but our own: a stage has those of `PoolConfig::session`, and the migrator sets its own.
+    // No limits but our own: a stage has those of `PoolConfig::session`, and the migrator sets its
+    // own.
     ("lock_timeout", "0"),
     ("statement_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
@@ -133,8 +134,8 @@ pub enum BadDatabase {
     OpenPasswords { path: PathBuf, mode: u32 },
 }
 
-/// The name of a setting, with the file that it comes from, if it comes from one: whoever reads the error
-/// must not look for a variable that is not set.
+/// The name of a setting, with the file that it comes from, if it comes from one: whoever reads the
+/// error must not look for a variable that is not set.
 fn where_from(setting: &str, variable: impl Fn(&str) -> Option<OsString>) -> String {
     let path = |name: &str| {
         let value = variable(name).filter(|value| !value.is_empty());
@@ -255,8 +256,8 @@ pub struct MasterKeyConfig {
 
     /// The master keys for webhook secrets [default: those of `MASTER_KEY`]
     ///
-    /// An entry `whsk_<Base64 of 32 bytes>` is no master key. Each such entry signs all webhooks with
-    /// Ed25519, too (`v1a` of Standard Webhooks), and ingress publishes its public key under
+    /// An entry `whsk_<Base64 of 32 bytes>` is no master key. Each such entry signs all webhooks
+    /// with Ed25519, too (`v1a` of Standard Webhooks), and ingress publishes its public key under
     /// `/.well-known/webhook-keys.json`. `whpk_<Base64>` is a public key that is published only.
     #[arg(long, env = "MASTER_KEY_WEBHOOKS", hide_env_values = true)]
     pub master_key_webhooks: Option<SecretString>,

@@ -10,9 +10,9 @@
 //!
 //! Guarantees:
 //!
-//! - At most `DATABASE_CONNECTIONS` connections are in use. No more are open, with two exceptions: one
-//!   that is being closed may overlap its successor for a moment, and after a silence one more is
-//!   opened to find out whether the server is still the primary.
+//! - At most `DATABASE_CONNECTIONS` connections are in use. No more are open, with two exceptions:
+//!   one that is being closed may overlap its successor for a moment, and after a silence one more
+//!   is opened to find out whether the server is still the primary.
 //! - A connection is reused without a check only if its last use ended with a clean result. After
 //!   an error, an abandoned use or a forgotten transaction, it must first answer a ping.
 //! - After a silence or a failed ping, the connection is closed, and so is every other connection
@@ -21,8 +21,8 @@
 //!   operator demands is not used ([`crate::primary`]).
 //!
 //! [`Database::run`] is the only way to use a connection of the pool. If it ends because the server
-//! was silent or was replaced, or because the connection broke, whether the statement took effect is
-//! unknown, as after a crash.
+//! was silent or was replaced, or because the connection broke, whether the statement took effect
+//! is unknown, as after a crash.
 
 use std::{
     io,
@@ -127,8 +127,8 @@ impl Database {
         }
     }
 
-    /// Refuses as [`Self::run`] does while the last pulse found the server and this process unfit to work
-    /// together.
+    /// Refuses as [`Self::run`] does while the last pulse found the server and this process unfit
+    /// to work together.
     pub fn check(&self) -> Result<()> {
         self.pool.primary.check()
     }
@@ -339,8 +339,8 @@ impl Pool {
 }
 
 /// Whether the server may accept a connection soon, because it is down, is starting (57P03), or has
-/// no free connection (53300), or because a failover is under way and the address still leads to the
-/// wrong server.
+/// no free connection (53300), or because a failover is under way and the address still leads to
+/// the wrong server.
 fn is_transient(error: &Error) -> bool {
     match error {
         Error::Unfit(unfit) => !unfit.needs_operator(),

@@ -1,6 +1,7 @@
-//! What people are told when a program cannot use PostgreSQL. The program that notices it can read nothing
-//! else, so its readiness tells it (`/readyz`); `esimctl doctor` tells the same. It stands here, below all
-//! that reads findings, because every stage needs it, and no stage needs what reads them.
+//! What people are told when a program cannot use PostgreSQL. The program that notices it can read
+//! nothing else, so its readiness tells it (`/readyz`); `esimctl doctor` tells the same. It stands
+//! here, below all that reads findings, because every stage needs it, and no stage needs what reads
+//! them.
 
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -45,7 +46,8 @@ pub fn clock(whose: &str, ahead: f64, compared: &str) -> String {
 }
 
 impl ServerAway {
-    /// The finding in sentences, as the detail of a readiness and in the form of those that are read.
+    /// The finding in sentences, as the detail of a readiness and in the form of those that are
+    /// read.
     pub fn told(&self, since: OffsetDateTime) -> Value {
         let (is_fault, what, felt, remedy, alert) = match self {
             Self::Down(why) => (true, what(why), FELT, REMEDY, ALERT),

@@ -1,7 +1,7 @@
 //! What can go wrong with the database, for all statements.
 //!
-//! [`Error`] covers what a server or a vault refuses. An error of a single function is defined beside
-//! that function and wraps this one, with [`store_error!`].
+//! [`Error`] covers what a server or a vault refuses. An error of a single function is defined
+//! beside that function and wraps this one, with [`store_error!`].
 
 use std::{borrow::Cow, io::ErrorKind, sync::Arc, time::Duration};
 
@@ -212,8 +212,8 @@ impl Error {
         self.is_of(&["40"])
     }
 
-    /// Whether another session has changed the same row of the catalogue, for which PostgreSQL has no
-    /// code.
+    /// Whether another session has changed the same row of the catalogue, for which PostgreSQL has
+    /// no code.
     pub(crate) fn is_concurrent_update(&self) -> bool {
         self.refused()
             .is_some_and(|error| error.message().contains("concurrently updated"))
@@ -259,8 +259,8 @@ impl Error {
         }
     }
 
-    /// Whether a value of the statement cannot be sent, or one of its result cannot be read. The server
-    /// has no part in that, so such an error has no SQLSTATE, and a repeat meets it again.
+    /// Whether a value of the statement cannot be sent, or one of its result cannot be read. The
+    /// server has no part in that, so such an error has no SQLSTATE, and a repeat meets it again.
     fn cannot_be_read(&self) -> bool {
         matches!(self, Self::Database { cause, .. } if matches!(
             **cause,
@@ -306,8 +306,9 @@ macro_rules! retry_conflicts {
 mod tests {
     use super::*;
 
-    /// Only an error of the connection goes away by itself. What this program cannot send or read is
-    /// as wrong the next time, and one item of a batch that has such a value must not hold up the others.
+    /// Only an error of the connection goes away by itself. What this program cannot send or read
+    /// is as wrong the next time, and one item of a batch that has such a value must not hold up
+    /// the others.
     #[test]
     fn what_can_never_succeed_is_not_repeated_for_ever() {
         let unreadable = || sqlx::Error::ColumnDecode {

@@ -1,8 +1,8 @@
-//! PostgreSQL, the source of truth, as far as it holds no orders: the connection, the schema with its
-//! migrations and roles, what can go wrong, and the record of actions.
+//! PostgreSQL, the source of truth, as far as it holds no orders: the connection, the schema with
+//! its migrations and roles, what can go wrong, and the record of actions.
 //!
-//! All SQL of the services is in this crate and in those that depend on it, as free functions over a
-//! connection. Each of these depends only on the ones before it:
+//! All SQL of the services is in this crate and in those that depend on it, as free functions over
+//! a connection. Each of these depends only on the ones before it:
 //!
 //! - `pg`, beside `vault`, which seals what is secret and knows no database;
 //! - `accounts`: who orders what, and where it is told;

@@ -12,9 +12,9 @@
 //!   ten).
 //!
 //! sqlx gives no access to its sockets, so this module finds them among the open files of the
-//! process. Without TLS it does nothing. Decision 35 says why nothing better is possible yet. Once a
-//! release of sqlx sets the option (transact-rs/sqlx#4336), a test of `tests/store/nodelay.rs` fails
-//! and says so; then this module and the crate nix can go.
+//! process. Without TLS it does nothing. Decision 35 says why nothing better is possible yet. Once
+//! a release of sqlx sets the option (transact-rs/sqlx#4336), a test of `tests/store/nodelay.rs`
+//! fails and says so; then this module and the crate nix can go.
 
 use std::time::Duration;
 

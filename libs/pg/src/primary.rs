@@ -4,9 +4,9 @@
 //!
 //! The pool ([`crate::database`]) relies on this module for three things:
 //!
-//! - A new connection is used only after [`Primary::examine`] has looked at its server. A standby is
-//!   refused, and so is a primary that was replaced, and a server that acknowledges commits earlier
-//!   than the operator allows.
+//! - A new connection is used only after [`Primary::examine`] has looked at its server. A standby
+//!   is refused, and so is a primary that was replaced, and a server that acknowledges commits
+//!   earlier than the operator allows.
 //! - If the new connection leads to another primary than before, or to one that was restored, and
 //!   acknowledged commits may be missing there, the breakers of all providers are opened before
 //!   anything else runs. Otherwise purchases that the database has forgotten would be made again.
@@ -94,7 +94,8 @@ struct Told {
     is_without_nats: bool,
     /// What NATS refuses to it.
     nats_refused: Option<String>,
-    /// How far the server's clock was ahead of ours at the last pulse, in seconds, if that is too far.
+    /// How far the server's clock was ahead of ours at the last pulse, in seconds, if that is too
+    /// far.
     clock_ahead: Option<f64>,
 }
 
@@ -270,8 +271,8 @@ impl Primary {
         }
     }
 
-    /// Reads the pulse that the database has, and what the server says about itself, and commits the
-    /// pulse `number`, all in one statement, because every process does this once a second.
+    /// Reads the pulse that the database has, and what the server says about itself, and commits
+    /// the pulse `number`, all in one statement, because every process does this once a second.
     ///
     /// It writes nothing if the database lacks what it acknowledged. Otherwise the new number would
     /// hide the loss if the response is lost. A pulse that was given up may arrive late, so the
@@ -339,7 +340,8 @@ impl Primary {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes whether this process is without NATS, and what NATS refuses to it, for its next pulses.
+    /// Notes whether this process is without NATS, and what NATS refuses to it, for its next
+    /// pulses.
     pub(crate) fn note_nats(&self, is_up: bool, refused: Option<String>) {
         let mut told = self.told();
         told.is_without_nats = !is_up;
@@ -434,8 +436,8 @@ impl Primary {
     }
 }
 
-/// The newest pulse of all processes that was committed on a timeline up to this one. It is from before
-/// the server's promotion, unless a process has examined the server already.
+/// The newest pulse of all processes that was committed on a timeline up to this one. It is from
+/// before the server's promotion, unless a process has examined the server already.
 async fn newest_pulse(connection: &mut PgConnection, timeline: u32) -> Result<Option<NewestPulse>> {
     let query = sqlx::query_as!(
         NewestPulse,
@@ -489,16 +491,17 @@ impl Before {
         })
     }
 
-    /// What is wrong with a server on a timeline that is new to this process; `None` if every commit
-    /// had to wait for a standby before.
+    /// What is wrong with a server on a timeline that is new to this process; `None` if every
+    /// commit had to wait for a standby before.
     ///
     /// The newest pulse that the server has decides, of whichever process it is. If it waited for a
-    /// standby, so did everything before it on its timeline, because a standby gets commits in their
-    /// order. So a process may have slept since a standby was missing, or through a whole timeline.
-    /// Its own last pulse decides only if the server has none of the timeline that it knows.
+    /// standby, so did everything before it on its timeline, because a standby gets commits in
+    /// their order. So a process may have slept since a standby was missing, or through a whole
+    /// timeline. Its own last pulse decides only if the server has none of the timeline that it
+    /// knows.
     ///
-    /// A pulse on the new timeline shows that another process has decided: it commits none before it
-    /// has examined the server, and the first one saw all pulses from before the promotion.
+    /// A pulse on the new timeline shows that another process has decided: it commits none before
+    /// it has examined the server, and the first one saw all pulses from before the promotion.
     fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<Loss> {
         let known = self.timeline.map(i64::from);
         let (before, is_replicated) = match (known, newest) {

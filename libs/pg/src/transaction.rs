@@ -1,10 +1,10 @@
 //! The door to transactions.
 //!
-//! Statements that belong together run in a [`transaction!`](crate::transaction!), which begins, commits and
-//! rolls back, repeats what lost a conflict, and names itself in errors and metrics. It is the only place
-//! that makes a [`Transaction`]. So a function that takes one cannot be run outside of a transaction: its
-//! statements commit together, or not at all. A function whose statements may commit one by one
-//! takes a [`PgConnection`], and its head says why that is enough.
+//! Statements that belong together run in a [`transaction!`](crate::transaction!), which begins,
+//! commits and rolls back, repeats what lost a conflict, and names itself in errors and metrics. It
+//! is the only place that makes a [`Transaction`]. So a function that takes one cannot be run
+//! outside of a transaction: its statements commit together, or not at all. A function whose
+//! statements may commit one by one takes a [`PgConnection`], and its head says why that is enough.
 //!
 //! Only the migrator begins transactions of its own, whose errors are those of sqlx.
 
@@ -15,8 +15,8 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use crate::{CONFLICTS, Error, TransactionError};
 
-/// An open transaction. It derefs to its connection, so statements run on `&mut **transaction`. Dropped
-/// before its end, it is rolled back.
+/// An open transaction. It derefs to its connection, so statements run on `&mut **transaction`.
+/// Dropped before its end, it is rolled back.
 #[derive(Debug)]
 pub struct Transaction<'c> {
     inner: sqlx::Transaction<'c, Postgres>,
@@ -40,7 +40,8 @@ impl DerefMut for Transaction<'_> {
 #[derive(Debug)]
 pub enum TransactionEnd<T> {
     Commit(T),
-    /// Nothing of it stays, for example because it was a preview, or because there was nothing to do.
+    /// Nothing of it stays, for example because it was a preview, or because there was nothing to
+    /// do.
     Rollback(T),
 }
 
@@ -84,7 +85,8 @@ impl TransactionRun {
         }
     }
 
-    /// Ends the transaction. `None` means that it lost a conflict, so it has changed nothing and is run again.
+    /// Ends the transaction. `None` means that it lost a conflict, so it has changed nothing and is
+    /// run again.
     pub async fn end<T, E: TransactionError>(
         &mut self,
         transaction: Transaction<'_>,
@@ -121,8 +123,9 @@ impl TransactionRun {
                 Err(error) => Error::from(error).into(),
             },
             Err(error) => {
-                // Now, because what it has locked would otherwise stay locked until the connection is used
-                // again. If it fails, the server rolls back when it notices that the connection is gone.
+                // Now, because what it has locked would otherwise stay locked until the connection
+                // is used again. If it fails, the server rolls back when it notices that the
+                // connection is gone.
                 let _ = inner.rollback().await;
                 error
             }
@@ -150,8 +153,8 @@ impl TransactionRun {
     }
 }
 
-/// Runs a closure in a transaction, once: a conflict is an error, because the closure belongs to a caller
-/// who may have given it what it can use only once.
+/// Runs a closure in a transaction, once: a conflict is an error, because the closure belongs to a
+/// caller who may have given it what it can use only once.
 pub async fn once<T, E: TransactionError>(
     connection: &mut PgConnection,
     kind: TransactionKind,
@@ -180,14 +183,15 @@ pub fn typed<R: Ends, F: Future<Output = R::Block>>(_: &Option<R>, block: F) -> 
     block
 }
 
-/// Runs statements in a transaction: `transaction!(connection, "name", |transaction| { … })`. Where its
-/// result is not that of the function, the block says it: `|transaction| -> Result<T, E> { … }`.
+/// Runs statements in a transaction: `transaction!(connection, "name", |transaction| { … })`. Where
+/// its result is not that of the function, the block says it:
+/// `|transaction| -> Result<T, E> { … }`.
 ///
-/// The block ends with [`TransactionEnd::Commit`] or [`TransactionEnd::Rollback`], or with an error, which rolls back. If it loses
-/// a deadlock or a serialisation conflict, the server has rolled it back and it is run again, at most
-/// [`CONFLICTS`] times. So the block does nothing that a repetition would do twice: it
-/// sends nothing and counts nothing. The name, which is that of the deed, stands in errors and in the
-/// metric `esim_transactions_total`.
+/// The block ends with [`TransactionEnd::Commit`] or [`TransactionEnd::Rollback`], or with an
+/// error, which rolls back. If it loses a deadlock or a serialisation conflict, the server has
+/// rolled it back and it is run again, at most [`CONFLICTS`] times. So the block does nothing that
+/// a repetition would do twice: it sends nothing and counts nothing. The name, which is that of the
+/// deed, stands in errors and in the metric `esim_transactions_total`.
 ///
 /// This is a macro, because the compiler does not recognise a future that holds an async closure as
 /// `Send`.

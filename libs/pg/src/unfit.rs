@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 /// A program does not work while its clock and the server's differ by more than this. Partners sign
-/// the time of their requests, so ingress would refuse all of them at a difference of five minutes; and
-/// they would refuse our webhooks, whose time we sign.
+/// the time of their requests, so ingress would refuse all of them at a difference of five minutes;
+/// and they would refuse our webhooks, whose time we sign.
 pub(crate) const LARGEST_SKEW: Duration = Duration::from_secs(30);
 
 /// Why a server is not used, although it responds.

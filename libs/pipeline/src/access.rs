@@ -22,8 +22,8 @@ const WAITING: usize = 1024;
 pub struct NatsAccess {
     /// The password of the user with the name of the service, or the content of a credentials file
     ///
-    /// A user with another name stands with its password in `NATS_URL`. A credentials file (`.creds`)
-    /// holds a JWT and its NKEY seed.
+    /// A user with another name stands with its password in `NATS_URL`. A credentials file
+    /// (`.creds`) holds a JWT and its NKEY seed.
     #[arg(long, env = "NATS_PASSWORD", hide_env_values = true)]
     pub nats_password: Option<SecretString>,
 

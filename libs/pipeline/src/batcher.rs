@@ -5,8 +5,8 @@
 //!
 //! [`crate::publish`] and [`crate::reports`] start one batcher for each kind of message. If the
 //! queue is full or the process dies, items are dropped. That costs time but loses nothing, because
-//! the rows that an item names are in PostgreSQL. Ingress also writes its refused requests with one,
-//! of which some may be missing.
+//! the rows that an item names are in PostgreSQL. Ingress also writes its refused requests with
+//! one, of which some may be missing.
 
 use std::{sync::Arc, time::Duration};
 

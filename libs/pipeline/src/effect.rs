@@ -1,7 +1,7 @@
-//! Names the external effects on an order's way, for example a commit, a purchase or a webhook, and runs
-//! each through one function, [`perform`]. The crash tests can make a process of a debug build die right
-//! before or right after each effect. They check that even then nothing is bought twice and nothing is
-//! lost. In a release build [`perform`] adds nothing.
+//! Names the external effects on an order's way, for example a commit, a purchase or a webhook, and
+//! runs each through one function, [`perform`]. The crash tests can make a process of a debug build
+//! die right before or right after each effect. They check that even then nothing is bought twice
+//! and nothing is lost. In a release build [`perform`] adds nothing.
 
 use std::fmt;
 
@@ -21,8 +21,9 @@ pub enum Effect {
     CommitRefusal,
     /// The 201 of an order: from the moment when the handler gets it until it has left the socket.
     Answer,
-    /// The send of reports (verdicts and readiness) to ingress. Ingress sends its questions about early
-    /// cancellations with it, too, but is not killed there: a lost one costs the partner one repetition.
+    /// The send of reports (verdicts and readiness) to ingress. Ingress sends its questions about
+    /// early cancellations with it, too, but is not killed there: a lost one costs the partner one
+    /// repetition.
     Send,
 
     /// The claim of fresh tickets; it records the attempts of placements.
@@ -141,10 +142,10 @@ impl fmt::Display for Point {
     }
 }
 
-/// Awaits `act`, which has the effect, and returns its result unchanged. In a program that is shipped
-/// it does nothing else, so whoever follows an order may read `perform(Effect::X, act)` as `act`. In a
-/// debug build the name marks the two moments, before and after the effect, at
-/// which such a test can kill the process.
+/// Awaits `act`, which has the effect, and returns its result unchanged. In a program that is
+/// shipped it does nothing else, so whoever follows an order may read `perform(Effect::X, act)` as
+/// `act`. In a debug build the name marks the two moments, before and after the effect, at which
+/// such a test can kill the process.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     reach(effect, Side::Before);
     let output = act.await;

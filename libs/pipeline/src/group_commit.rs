@@ -67,8 +67,8 @@ pub trait BatchWriter: Send + Sync + 'static {
 const LINGER: Duration = Duration::from_millis(25);
 /// As many items as this are worth a write of their own.
 const LINGER_ITEMS: usize = 32;
-/// The first pause before a failed write is tried again ([`GroupCommit::write_while`]). Each further one is
-/// twice as long.
+/// The first pause before a failed write is tried again ([`GroupCommit::write_while`]). Each
+/// further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);

@@ -9,17 +9,16 @@
 //! - Sending: [`payload`] defines the messages, [`publish`] sends jobs and readiness events, and
 //!   [`reports`] carries verdicts and readiness to the ingress process that is answering an order.
 //!   [`batcher`] collects what is sent together, and [`streams`] has the connection, the streams
-//!   and the subjects. [`majority`] watches whether a stream can store messages, [`refused`] what the
-//!   server refuses, and [`access`] holds the credentials.
-//! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work on
-//!   their rows; [`lookout`] tells idle workers that rows are due. The tickets wait in queues for
-//!   [`permits`], which bound how many rows a worker works on at once, and share this number between
-//!   lanes and partners. `pace` lowers the share
-//!   of partners whose attempts are slow.
+//!   and the subjects. [`majority`] watches whether a stream can store messages, [`refused`] what
+//!   the server refuses, and [`access`] holds the credentials.
+//! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work
+//!   on their rows; [`lookout`] tells idle workers that rows are due. The tickets wait in queues
+//!   for [`permits`], which bound how many rows a worker works on at once, and share this number
+//!   between lanes and partners. `pace` lowers the share of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
-//!   connects the spans of one order, [`metrics`] and [`figures`] measure, [`pulse`] watches PostgreSQL, and
-//!   [`effect`] names the points at which a crash test can kill a process.
+//!   connects the spans of one order, [`metrics`] and [`figures`] measure, [`pulse`] watches
+//!   PostgreSQL, and [`effect`] names the points at which a crash test can kill a process.
 
 pub mod access;
 pub mod batcher;

@@ -2,9 +2,9 @@
 
 use domain::{EndpointId, PartnerId};
 
-/// Whose rows share a part of the permits: a partner, or, for webhooks, one of its endpoints, so that
-/// a slow endpoint takes nothing from the other endpoints of its partner. What is said of partners in
-/// this crate holds for each of these endpoints.
+/// Whose rows share a part of the permits: a partner, or, for webhooks, one of its endpoints, so
+/// that a slow endpoint takes nothing from the other endpoints of its partner. What is said of
+/// partners in this crate holds for each of these endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     Partner(PartnerId),

@@ -1,5 +1,5 @@
-//! How quick the attempts of each partner are, so that [`crate::permits`] can give a smaller share to
-//! partners whose attempts take long.
+//! How quick the attempts of each partner are, so that [`crate::permits`] can give a smaller share
+//! to partners whose attempts take long.
 //!
 //! An endpoint that responds after 14 s holds each of its permits for 14 s. A few of those can hold
 //! all permits of a host, or of the stage, although none of them holds more than its share. So a

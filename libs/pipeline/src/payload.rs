@@ -67,12 +67,12 @@ pub struct ReadyDelivery {
 /// What happened to orders that one ingress process is still answering. Any provisioner sends it to
 /// that process over core NATS, with the subject `topup.answer.<ingress>`.
 ///
-/// Ingress believes one thing of it: *placed* says that the order is on disk, because the claim that
-/// a purchase rests on was flushed behind it in the log. So a verdict *placed* may be sent only after
-/// that flush (docs/security.md says what a forged one could do). Everything else costs time at
-/// worst if it is lost or forged: a 422 rests on a transaction of its own, and a readiness event only
-/// makes the notifier read the delivery in PostgreSQL. For example, a forged readiness event can take the place of a real
-/// one, and the webhook of that unit then waits for the sweep.
+/// Ingress believes one thing of it: *placed* says that the order is on disk, because the claim
+/// that a purchase rests on was flushed behind it in the log. So a verdict *placed* may be sent
+/// only after that flush (docs/security.md says what a forged one could do). Everything else costs
+/// time at worst if it is lost or forged: a 422 rests on a transaction of its own, and a readiness
+/// event only makes the notifier read the delivery in PostgreSQL. For example, a forged readiness
+/// event can take the place of a real one, and the webhook of that unit then waits for the sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Reports {
@@ -148,7 +148,8 @@ pub enum Heartbeat {
 }
 
 /// A question to all ingress processes: has the answer of this order left? It is asked over core
-/// NATS, with the subject `topup.left.all`, when a partner cancels an order within its first seconds.
+/// NATS, with the subject `topup.left.all`, when a partner cancels an order within its first
+/// seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum DepartureQuestion {
@@ -160,8 +161,9 @@ pub enum DepartureQuestion {
     },
 }
 
-/// The reply of the process that has answered the order, with the subject `topup.left.<ingress>`: it
-/// no longer answers it. There is no other reply, because silence already means that nobody knows.
+/// The reply of the process that has answered the order, with the subject `topup.left.<ingress>`:
+/// it no longer answers it. There is no other reply, because silence already means that nobody
+/// knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum DepartureReply {

@@ -28,13 +28,14 @@ const PERIOD: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The stage is not ready while a pulse takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long the note that this process ends may take. It is longer than [`PATIENCE`], because a commit
-/// that is slow now would otherwise make operators miss this process for an hour.
+/// How long the note that this process ends may take. It is longer than [`PATIENCE`], because a
+/// commit that is slow now would otherwise make operators miss this process for an hour.
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(10);
 
-/// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. Each
-/// pulse tells whether NATS is up and takes all messages, because who only sees the database would not notice. The
-/// schema must have been checked, because an older one has no table for pulses.
+/// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date.
+/// Each pulse tells whether NATS is up and takes all messages, because who only sees the database
+/// would not notice. The schema must have been checked, because an older one has no table for
+/// pulses.
 pub async fn run(
     database: Database,
     nats: Nats,
@@ -99,8 +100,9 @@ fn down(error: String) -> (String, ServerAway) {
     (error, why)
 }
 
-/// Notes that nothing can be committed now, and why. The first line is written in any case, because it says
-/// why the stage is not ready; the lines after it share the limit of an outage with all others.
+/// Notes that nothing can be committed now, and why. The first line is written in any case, because
+/// it says why the stage is not ready; the lines after it share the limit of an outage with all
+/// others.
 fn is_away(
     readiness: &Readiness,
     (error, why): (String, ServerAway),

@@ -1,10 +1,11 @@
-//! HTTP clients. All programs make theirs here, so that none follows a redirect to a host that nobody has
-//! chosen, and none asks a proxy where that must not be.
+//! HTTP clients. All programs make theirs here, so that none follows a redirect to a host that
+//! nobody has chosen, and none asks a proxy where that must not be.
 //!
-//! The services use no proxy at all ([`direct`]), because it could carry a purchase or its signature to a
-//! place that the operator did not choose. `esim-partner` runs on the machines of partners, whose way to the
-//! Internet may be a proxy. It uses the proxy of the environment (`HTTPS_PROXY`, `NO_PROXY`) for every host
-//! but this machine ([`to`]), because a proxy would look for a server on its own machine.
+//! The services use no proxy at all ([`direct`]), because it could carry a purchase or its
+//! signature to a place that the operator did not choose. `esim-partner` runs on the machines of
+//! partners, whose way to the Internet may be a proxy. It uses the proxy of the environment
+//! (`HTTPS_PROXY`, `NO_PROXY`) for every host but this machine ([`to`]), because a proxy would look
+//! for a server on its own machine.
 
 use std::{
     net::{IpAddr, ToSocketAddrs},
@@ -18,8 +19,8 @@ pub fn direct(timeout: Duration) -> ClientBuilder {
     base(timeout).no_proxy()
 }
 
-/// A builder of a client for requests to the host of `url`. It uses the proxy of the environment unless
-/// that host is this machine.
+/// A builder of a client for requests to the host of `url`. It uses the proxy of the environment
+/// unless that host is this machine.
 pub fn to(url: &Url, timeout: Duration) -> ClientBuilder {
     if is_this_machine(url) {
         direct(timeout)
@@ -36,8 +37,8 @@ fn base(timeout: Duration) -> ClientBuilder {
         .timeout(timeout)
 }
 
-/// Whether the host of a URL is this machine: `localhost`, an address of it, or a name for such an address,
-/// as developers put it into `/etc/hosts`.
+/// Whether the host of a URL is this machine: `localhost`, an address of it, or a name for such an
+/// address, as developers put it into `/etc/hosts`.
 pub fn is_this_machine(url: &Url) -> bool {
     let Some(host) = url.host_str() else {
         return false;

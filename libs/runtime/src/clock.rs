@@ -29,9 +29,9 @@ pub fn unix_milliseconds() -> i64 {
 
 /// A moment by both clocks of the machine. It has passed once either clock says so.
 ///
-/// It is for what must not last too long, such as a replaced secret. The monotonic clock stands still
-/// while a virtual machine is suspended, so by that clock alone the secret would be valid for as much
-/// longer. The wall clock alone may be set back.
+/// It is for what must not last too long, such as a replaced secret. The monotonic clock stands
+/// still while a virtual machine is suspended, so by that clock alone the secret would be valid for
+/// as much longer. The wall clock alone may be set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub monotonic: Instant,

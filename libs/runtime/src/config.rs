@@ -231,8 +231,8 @@ fn try_parse<C: Parser>(
     Ok(asked)
 }
 
-/// Of `show -b7`, clap says that there is no `-b`, and how to pass `-b`. Whoever writes this has an id that
-/// begins with a hyphen, so the message names all of it.
+/// Of `show -b7`, clap says that there is no `-b`, and how to pass `-b`. Whoever writes this has an
+/// id that begins with a hyphen, so the message names all of it.
 fn name_whole(error: &mut clap::Error, arguments: &[OsString]) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
         return;

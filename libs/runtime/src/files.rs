@@ -1,9 +1,9 @@
 //! Reads files that people edit: settings, keys, lists and catalogues.
 //!
-//! All programs read such files here, so that they accept what editors and shells produce: the byte order
-//! mark with which editors on Windows begin a file of UTF-8, the line ends of Windows, an empty line at the
-//! end, and quotes around a value, as a shell needs them. An error names the file, and the line where there
-//! is one. It never repeats a value, which may be a secret.
+//! All programs read such files here, so that they accept what editors and shells produce: the byte
+//! order mark with which editors on Windows begin a file of UTF-8, the line ends of Windows, an
+//! empty line at the end, and quotes around a value, as a shell needs them. An error names the
+//! file, and the line where there is one. It never repeats a value, which may be a secret.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -19,8 +19,8 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     read_from(file, &shown.to_string(), LARGEST)
 }
 
-/// Reads a source as text, like [`read`]. `name` is what errors call it, and `largest` its maximum length
-/// in bytes.
+/// Reads a source as text, like [`read`]. `name` is what errors call it, and `largest` its maximum
+/// length in bytes.
 pub fn read_from(source: impl Read, name: &str, largest: u64) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     source
@@ -49,8 +49,8 @@ fn text(bytes: Vec<u8>, name: &str) -> anyhow::Result<String> {
     Ok(text.replace("\r\n", "\n"))
 }
 
-/// Reads the single value that a file holds, such as a password: its text without the line ends at its end,
-/// and without a pair of quotes around the whole.
+/// Reads the single value that a file holds, such as a password: its text without the line ends at
+/// its end, and without a pair of quotes around the whole.
 pub fn value(path: &Path) -> anyhow::Result<String> {
     let text = read(path)?;
     let value = text.trim_end_matches(['\r', '\n']);
@@ -72,8 +72,9 @@ pub struct Assignment {
     pub value: String,
 }
 
-/// Reads lines such as `NAME=value`, also in the forms that a shell reads: `export NAME=value`, and quotes
-/// around the value. Empty lines and comments (`#`) are left out. `file` is what errors call the text.
+/// Reads lines such as `NAME=value`, also in the forms that a shell reads: `export NAME=value`, and
+/// quotes around the value. Empty lines and comments (`#`) are left out. `file` is what errors call
+/// the text.
 pub fn assignments(text: &str, file: &str) -> anyhow::Result<Vec<Assignment>> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -124,8 +125,9 @@ fn lines(bytes: &[u8]) -> usize {
     bytes.split(|byte| *byte == b'\n').count() - 1
 }
 
-/// What a program that reads a file by itself needs: the file begins as a text of UTF-8 does, without a byte
-/// order mark. PEM files are such files, whose first certificate would silently be left out otherwise.
+/// What a program that reads a file by itself needs: the file begins as a text of UTF-8 does,
+/// without a byte order mark. PEM files are such files, whose first certificate would silently be
+/// left out otherwise.
 pub fn check_plain(path: &Path) -> anyhow::Result<()> {
     let mut head = Vec::new();
     File::open(path)?.take(3).read_to_end(&mut head)?;

@@ -47,9 +47,9 @@ use std::process::ExitCode;
 /// because starting the process again would not help.
 const BAD_CONFIGURATION: u8 = 2;
 
-/// The threads that run tasks. By default there are half as many as processors, because the other half
-/// is left to PostgreSQL and the other programs on the same machine. On a machine of its own a service
-/// can use all of them: then set `TOKIO_WORKER_THREADS`, which tokio reads itself.
+/// The threads that run tasks. By default there are half as many as processors, because the other
+/// half is left to PostgreSQL and the other programs on the same machine. On a machine of its own a
+/// service can use all of them: then set `TOKIO_WORKER_THREADS`, which tokio reads itself.
 fn threads() -> tokio::runtime::Builder {
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
@@ -71,8 +71,9 @@ pub fn checked(check: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()>
 }
 
 /// Runs a service until it ends, by itself, by a signal or by a failure. It reads the settings and
-/// refuses those that `check` refuses, as [`config::parse`] says, starts the telemetry, calls `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes
-/// the telemetry at the very end, so that the last log lines of a failure are exported, too.
+/// refuses those that `check` refuses, as [`config::parse`] says, starts the telemetry, calls
+/// `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes the telemetry at the very
+/// end, so that the last log lines of a failure are exported, too.
 ///
 /// The exit status is 0 after a clean stop, 1 after a failure, which is logged once, and 2 for an
 /// invalid setting, which is reported by one line on standard error.

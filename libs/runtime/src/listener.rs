@@ -1,13 +1,13 @@
 //! The sockets that services listen on, and the limits of their connections.
 //!
-//! Ingress, the console, the sandbox provider, the provisioner's callbacks and the admin endpoint accept their
-//! connections here. Two things are guaranteed: a failed accept never ends a listener, and
-//! connections that exist when the soft stop begins are still served instead of being reset.
+//! Ingress, the console, the sandbox provider, the provisioner's callbacks and the admin endpoint
+//! accept their connections here. Two things are guaranteed: a failed accept never ends a listener,
+//! and connections that exist when the soft stop begins are still served instead of being reset.
 //!
 //! [`accept_bounded`] also limits the connections, because each open one costs memory and a file
-//! descriptor. When the limit is reached, an idle connection of whoever holds most of them gives its
-//! [`ConnectionPlace`] to the new one, so that nobody can keep the others out, with keys or without. If there is
-//! none, the new one gets a short response and is closed.
+//! descriptor. When the limit is reached, an idle connection of whoever holds most of them gives
+//! its [`ConnectionPlace`] to the new one, so that nobody can keep the others out, with keys or
+//! without. If there is none, the new one gets a short response and is closed.
 
 mod places;
 mod socket;

@@ -1,5 +1,5 @@
-//! The subcommand `completions` of the command lines for people: what a shell needs to complete their
-//! arguments. It is made from the same definitions as `--help`, so they never disagree.
+//! The subcommand `completions` of the command lines for people: what a shell needs to complete
+//! their arguments. It is made from the same definitions as `--help`, so they never disagree.
 
 use std::{fs, path::PathBuf};
 
@@ -8,8 +8,8 @@ use clap_complete::Shell;
 
 const COMPLETIONS: &str = "completions";
 
-/// Adds the subcommand to a program that people type. A service is started by a machine and does not
-/// need it.
+/// Adds the subcommand to a program that people type. A service is started by a machine and does
+/// not need it.
 pub fn offer(command: Command) -> Command {
     let name = command.get_name().to_owned();
     if !["esimctl", "esim-partner"].contains(&name.as_str()) {

@@ -10,8 +10,8 @@ use crate::{
 
 /// Reads a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, which counts back from now.
 ///
-/// A time in the future is refused. It is a slip, such as a wrong year or zone, and without an error
-/// an empty list would look as if nothing had happened.
+/// A time in the future is refused. It is a slip, such as a wrong year or zone, and without an
+/// error an empty list would look as if nothing had happened.
 pub fn past(text: &str) -> Result<OffsetDateTime, String> {
     let now = clock::now();
     if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {

@@ -67,9 +67,9 @@ impl Outage {
         self.failed_at(Instant::now())
     }
 
-    /// Decides in the same way whether to write the line of an error, and notes an outage only if the
-    /// error is one. What the database refuses says nothing about whether it works, so the end of such
-    /// errors must not be logged as the end of an outage.
+    /// Decides in the same way whether to write the line of an error, and notes an outage only if
+    /// the error is one. What the database refuses says nothing about whether it works, so the end
+    /// of such errors must not be logged as the end of an outage.
     pub fn line(&self, is_outage: bool) -> Option<u64> {
         if is_outage {
             self.failed()

@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 
-/// The wait that the value of a `Retry-After` asks for: seconds, or a date in one of the three forms
-/// of RFC 9110, or in that of RFC 2822, which some programs send. `now` is the time by the clock that
-/// a date is compared with; a date in the past asks for no wait. Whoever waits has to bound the
-/// result, because it may be centuries.
+/// The wait that the value of a `Retry-After` asks for: seconds, or a date in one of the three
+/// forms of RFC 9110, or in that of RFC 2822, which some programs send. `now` is the time by the
+/// clock that a date is compared with; a date in the past asks for no wait. Whoever waits has to
+/// bound the result, because it may be centuries.
 pub fn parse(value: &str, now: OffsetDateTime) -> Option<Duration> {
     let value = value.trim();
     if value.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -66,8 +66,8 @@ impl Sampler {
         self.pass_at(Instant::now())
     }
 
-    /// Counts lines that had passed and were lost after all, together with what they would have said, so
-    /// that the next one that passes says so.
+    /// Counts lines that had passed and were lost after all, together with what they would have
+    /// said, so that the next one that passes says so.
     pub fn lost(&self, lines: u64) {
         let mut state = lock(&self.state);
         state.suppressed = state.suppressed.saturating_add(lines);

@@ -65,8 +65,8 @@ pub(crate) fn add(
 }
 
 /// Returns the arguments for the settings of one command that come from a file. A setting is secret
-/// if the help hides its value; other settings ignore `NAME_FILE`. [`files::value`] says what of the
-/// file is not part of the value.
+/// if the help hides its value; other settings ignore `NAME_FILE`. [`files::value`] says what of
+/// the file is not part of the value.
 fn from_files(
     command: &Command,
     set: &impl Fn(&str) -> Option<OsString>,
@@ -99,8 +99,8 @@ fn from_files(
             ));
         }
         let value = files::value(&path).map_err(|error| format!("{source}: {error:#}"))?;
-        // Somebody has named this file. An empty one in the folder is a setting that is not set, as it is
-        // in the environment, and who needs it says so.
+        // Somebody has named this file. An empty one in the folder is a setting that is not set, as
+        // it is in the environment, and who needs it says so.
         if value.trim().is_empty() && source.ends_with("_FILE") {
             return Err(format!("{source}: {} holds no value", path.display()));
         }
@@ -236,7 +236,8 @@ mod tests {
         let read_it = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file)]).unwrap();
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
-        // Editors on Windows add the mark and the line ends, and people who copy from a shell the quotes.
+        // Editors on Windows add the mark and the line ends, and people who copy from a shell the
+        // quotes.
         std::fs::write(file, "\u{feff}\"postgres://a\"\r\n").unwrap();
         let edited = read(&[("PROBE_TOKEN_FILE", file)]).unwrap();
         assert_eq!(edited.secrets.token.as_deref(), Some("postgres://a"));
@@ -245,7 +246,8 @@ mod tests {
             read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token,
             None
         );
-        // A file that was cut, or that an editor has saved empty, is named; the setting alone would not help.
+        // A file that was cut, or that an editor has saved empty, is named; the setting alone would
+        // not help.
         for empty in ["", "\u{feff}", "\u{feff}\r\n", "\"\"\n"] {
             std::fs::write(file, empty).unwrap();
             let cut = read(&[("PROBE_TOKEN_FILE", file)]).err().unwrap();

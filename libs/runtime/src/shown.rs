@@ -1,10 +1,10 @@
 //! The subcommand `config show`, which prints the settings that a program would run with, and where
-//! each came from. It exists because a setting may come from an argument, the environment, a file or
-//! a default, and in a container nobody can look at all of them: `kubectl exec deployment/ingress --
-//! ingress config show`.
+//! each came from. It exists because a setting may come from an argument, the environment, a file
+//! or a default, and in a container nobody can look at all of them:
+//! `kubectl exec deployment/ingress -- ingress config show`.
 //!
-//! Secrets are never printed, only whether they are set. Neither are the passwords of URLs that are no
-//! secret otherwise, such as `NATS_URL`.
+//! Secrets are never printed, only whether they are set. Neither are the passwords of URLs that are
+//! no secret otherwise, such as `NATS_URL`.
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Write};
 
@@ -90,8 +90,8 @@ pub fn asked(
     })
 }
 
-/// Refuses a setting of a subcommand that this subcommand would refuse. Without their arguments most
-/// subcommands are incomplete, which is no fault of a setting.
+/// Refuses a setting of a subcommand that this subcommand would refuse. Without their arguments
+/// most subcommands are incomplete, which is no fault of a setting.
 pub fn check_subcommands(command: &Command) -> Result<(), clap::Error> {
     let mut path = vec![command.get_name().to_owned()];
     check_below(command, command, &mut path)

@@ -227,8 +227,8 @@ fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> imp
     fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(is_terminal)
-        // Otherwise a line that cannot be written is reported on standard error, too, with `eprintln!`,
-        // which panics there: a log whose reader is gone must not stop a service.
+        // Otherwise a line that cannot be written is reported on standard error, too, with
+        // `eprintln!`, which panics there: a log whose reader is gone must not stop a service.
         .log_internal_errors(false)
         .fmt_fields(Ids)
         .event_format(shape)

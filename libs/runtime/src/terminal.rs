@@ -1,12 +1,12 @@
 //! What programs write for people: lines on standard output and standard error, and text of others
 //! within them, such as a provider's message.
 //!
-//! All programs print through [`print`] and [`say`], and `tests/run shell` refuses any other way. This
-//! gives three guarantees. No control or format character of anybody's text reaches a terminal, where it
-//! could hide text, turn its direction round or move the cursor. No password of a URL reaches standard
-//! error or a log line. And a reader that is gone ends a program quietly, while any other failed write is
-//! an error with a non-zero exit status, because whoever reads the file later would take half a result for
-//! a whole one.
+//! All programs print through [`print`] and [`say`], and `tests/run shell` refuses any other way.
+//! This gives three guarantees. No control or format character of anybody's text reaches a
+//! terminal, where it could hide text, turn its direction round or move the cursor. No password of
+//! a URL reaches standard error or a log line. And a reader that is gone ends a program quietly,
+//! while any other failed write is an error with a non-zero exit status, because whoever reads the
+//! file later would take half a result for a whole one.
 
 use std::{
     borrow::Cow,
@@ -16,8 +16,8 @@ use std::{
 
 use anyhow::Context;
 
-/// Prints a line, or a text of several lines, to standard output. The error says that standard output
-/// could not be written; [`is_closed`] tells whether only its reader is gone.
+/// Prints a line, or a text of several lines, to standard output. The error says that standard
+/// output could not be written; [`is_closed`] tells whether only its reader is gone.
 pub fn print(text: impl Display) -> anyhow::Result<()> {
     let text = text.to_string();
     let mut stdout = io::stdout().lock();
@@ -33,8 +33,8 @@ pub fn say(text: impl Display) {
     let _ = writeln!(io::stderr(), "{}", escaped(&without_passwords(&text)));
 }
 
-/// Writes a question to standard error, without a line end. It fails if standard error does, because the
-/// program would otherwise wait for the answer to a question that nobody has seen.
+/// Writes a question to standard error, without a line end. It fails if standard error does,
+/// because the program would otherwise wait for the answer to a question that nobody has seen.
 pub fn ask(question: impl Display) -> anyhow::Result<()> {
     let question = question.to_string();
     let mut stderr = io::stderr().lock();
@@ -43,8 +43,8 @@ pub fn ask(question: impl Display) -> anyhow::Result<()> {
         .context("cannot ask on standard error")
 }
 
-/// Shows how far something is, in the current line of the terminal, so that the next line or progress
-/// replaces it. Returns whether standard error is a terminal; otherwise nothing is shown.
+/// Shows how far something is, in the current line of the terminal, so that the next line or
+/// progress replaces it. Returns whether standard error is a terminal; otherwise nothing is shown.
 pub fn progress(text: impl Display) -> bool {
     let mut stderr = io::stderr();
     let is_terminal = stderr.is_terminal();
@@ -54,8 +54,8 @@ pub fn progress(text: impl Display) -> bool {
     is_terminal
 }
 
-/// Whether the error means that the reader of standard output, such as `head`, has closed it. The program
-/// then ends quietly and successfully, because the reader has all that it wanted.
+/// Whether the error means that the reader of standard output, such as `head`, has closed it. The
+/// program then ends quietly and successfully, because the reader has all that it wanted.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let cause = cause.downcast_ref::<io::Error>();
@@ -63,9 +63,10 @@ pub fn is_closed(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Whether a character cannot be seen, or changes how the text around it is shown: a control character, a
-/// line or paragraph separator, one of Unicode's category Cf (format), for example a zero-width space or a
-/// mark that turns the direction of writing round, or a letter without a shape, such as a Hangul filler.
+/// Whether a character cannot be seen, or changes how the text around it is shown: a control
+/// character, a line or paragraph separator, one of Unicode's category Cf (format), for example a
+/// zero-width space or a mark that turns the direction of writing round, or a letter without a
+/// shape, such as a Hangul filler.
 pub fn is_hidden(character: char) -> bool {
     character.is_control()
         || is_format(character)
@@ -95,9 +96,9 @@ pub fn is_format(character: char) -> bool {
     )
 }
 
-/// Escapes the hidden characters of a text, line ends included, so that it stays on its line. Otherwise a
-/// provider or partner could start a line that looks like one of ours, or move the cursor of an operator's
-/// terminal and overwrite what it shows.
+/// Escapes the hidden characters of a text, line ends included, so that it stays on its line.
+/// Otherwise a provider or partner could start a line that looks like one of ours, or move the
+/// cursor of an operator's terminal and overwrite what it shows.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -120,8 +121,8 @@ pub fn one_line(text: &str) -> String {
         .join(" ")
 }
 
-/// Escapes all hidden characters but line ends and tabs, which our own layout needs. The escapes are those
-/// of JSON, so that a JSON text keeps its value.
+/// Escapes all hidden characters but line ends and tabs, which our own layout needs. The escapes
+/// are those of JSON, so that a JSON text keeps its value.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     let is_kept = |character: char| matches!(character, '\n' | '\t') || !is_hidden(character);
     if text.chars().all(is_kept) {
@@ -141,8 +142,8 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Replaces the user name and password of each URL in a text. The words `user:password` stay, because with
-/// them our errors say how a URL is written: `nats://user:password@host`.
+/// Replaces the user name and password of each URL in a text. The words `user:password` stay,
+/// because with them our errors say how a URL is written: `nats://user:password@host`.
 pub fn without_passwords(text: &str) -> Cow<'_, str> {
     const BEGINS: &str = "://";
     const ENDS: [char; 8] = ['/', '?', '#', '"', '\'', '`', '\\', '>'];

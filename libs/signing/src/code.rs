@@ -1,5 +1,6 @@
 //! One-time codes, which prove that a partner receives what we send to a new channel for notices.
-//! The notifier makes a code when it sends it, and only its digest is stored. The database compares.
+//! The notifier makes a code when it sends it, and only its digest is stored. The database
+//! compares.
 //!
 //! Guarantee: a code has 60 random bits. So its digest tells nothing about it, even to somebody who
 //! can try a billion codes per second for the half hour in which it is valid, and the few guesses

@@ -6,7 +6,8 @@
 //! `{id}.{timestamp}.{raw body}`. One pair of keys signs the webhooks of all partners, so whoever
 //! verifies them holds nothing with which it could forge one.
 //!
-//! `ring` does not wipe a key when it is dropped. The keys of a process live as long as the process.
+//! `ring` does not wipe a key when it is dropped. The keys of a process live as long as the
+//! process.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Passwords of operators, hashed by Argon2id.
 //!
-//! Guarantee: a stored hash does not tell the password, and each guess costs the attacker 19 MiB and
-//! some 30 ms. The same holds for us, so callers limit the number of attempts, and hash on a thread
-//! that may block.
+//! Guarantee: a stored hash does not tell the password, and each guess costs the attacker 19 MiB
+//! and some 30 ms. The same holds for us, so callers limit the number of attempts, and hash on a
+//! thread that may block.
 
 use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash};
 use secrecy::{ExposeSecret, SecretString};

@@ -10,8 +10,8 @@ use base64::Engine;
 
 const PREFIX: &str = "whsec_";
 
-/// What signs a webhook. There are two secrets while a secret is being replaced, so that the partner
-/// can check with the old or the new one. The same holds for the keys.
+/// What signs a webhook. There are two secrets while a secret is being replaced, so that the
+/// partner can check with the old or the new one. The same holds for the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Signers<'a> {
     /// Those of the endpoint, the newest first.
@@ -21,8 +21,8 @@ pub struct Signers<'a> {
 }
 
 impl Signers<'_> {
-    /// The value of the header `webhook-signature`: a signature by each secret and then by each key,
-    /// separated by spaces. `timestamp` is the Unix time of the attempt in seconds.
+    /// The value of the header `webhook-signature`: a signature by each secret and then by each
+    /// key, separated by spaces. `timestamp` is the Unix time of the attempt in seconds.
     pub fn signatures(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
         let by_secrets = self
             .secrets

@@ -1,13 +1,13 @@
 //! What was read of orders, placements and units, before somebody outside may be told of it.
 //!
-//! [`crate::orders::insert`] may return before an order is flushed, and so may the settlement of its
-//! purchase. A crash of the server would lose such rows, and nobody may have been told of them then. So
-//! whatever reads them returns an [`Unflushed`], and the only way to its value leads through
-//! [`Unflushed::after_flush`]: the compiler finds who forgets it.
+//! [`crate::orders::insert`] may return before an order is flushed, and so may the settlement of
+//! its purchase. A crash of the server would lose such rows, and nobody may have been told of them
+//! then. So whatever reads them returns an [`Unflushed`], and the only way to its value leads
+//! through [`Unflushed::after_flush`]: the compiler finds who forgets it.
 //!
-//! What writes needs none of this, because its commit is flushed and comes later in the log: a claim, a
-//! refusal, a cancellation, a recorded action, an event, and also [`crate::orders::status`], whose lock
-//! is written to the log.
+//! What writes needs none of this, because its commit is flushed and comes later in the log: a
+//! claim, a refusal, a cancellation, a recorded action, an event, and also
+//! [`crate::orders::status`], whose lock is written to the log.
 
 use pg::Result;
 use sqlx::PgConnection;
@@ -36,13 +36,14 @@ impl<T> Unflushed<T> {
         read(self.0).await
     }
 
-    /// Makes sure that all that this session has read survives a crash of the server, and returns it.
+    /// Makes sure that all that this session has read survives a crash of the server, and returns
+    /// it.
     ///
     /// Usually the log is flushed, and this costs one small statement. Otherwise it writes an empty
-    /// message to the log. A transaction id alone would not do, because a transaction that has written
-    /// nothing is not flushed. It waits for this server's disk only, so that orders can be looked up
-    /// while a standby that commits wait for is gone. Where they wait for one, the commit that was read
-    /// has waited, too.
+    /// message to the log. A transaction id alone would not do, because a transaction that has
+    /// written nothing is not flushed. It waits for this server's disk only, so that orders can be
+    /// looked up while a standby that commits wait for is gone. Where they wait for one, the commit
+    /// that was read has waited, too.
     pub async fn after_flush(self, connection: &mut PgConnection) -> Result<T> {
         let statement = sqlx::query!(
             "SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()

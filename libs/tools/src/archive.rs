@@ -12,13 +12,13 @@
 //!
 //! Guarantees: rows are deleted only by the transaction that has read and locked them, and it
 //! commits only after their file is stored. So an order is in the tables or in the file of an
-//! archive that is complete, and never in both or in neither, whenever the process dies: the file of
-//! an archive that is not complete counts for nothing, and the next run removes it and stores another
-//! one under a new name ([`rename`]). A run that was stopped meanwhile and goes on late can then
-//! neither replace that file nor complete the archive with its own. At every moment the external id is
-//! taken by one of the two. No lock is taken that an
-//! order needs, because nothing changes finished orders except operators, resends and retention, and
-//! those wait for at most one file.
+//! archive that is complete, and never in both or in neither, whenever the process dies: the file
+//! of an archive that is not complete counts for nothing, and the next run removes it and stores
+//! another one under a new name ([`rename`]). A run that was stopped meanwhile and goes on late can
+//! then neither replace that file nor complete the archive with its own. At every moment the
+//! external id is taken by one of the two. No lock is taken that an order needs, because nothing
+//! changes finished orders except operators, resends and retention, and those wait for at most one
+//! file.
 //!
 //! These functions need the privileges of the owner of the tables, because they delete orders.
 //! [Look-ups](desk::archived) need only the role that asks.
@@ -87,8 +87,8 @@ pub async fn unfinished(connection: &mut PgConnection) -> Result<Vec<Archive>> {
     Ok(found.fetch_all(connection).await?)
 }
 
-/// Gives an archive that is not complete another file, and returns the earlier one. Whoever still works
-/// on it with that one can no longer [`complete`] it once this is committed.
+/// Gives an archive that is not complete another file, and returns the earlier one. Whoever still
+/// works on it with that one can no longer [`complete`] it once this is committed.
 pub async fn rename(
     transaction: &mut PgConnection,
     archive: &mut Archive,
@@ -124,12 +124,14 @@ pub async fn prepare(connection: &mut PgConnection) -> Result<()> {
     let limits = [
         ("statement_timeout", STATEMENT_TIMEOUT),
         ("lock_timeout", LOCK_TIMEOUT),
-        // To judge a merge join, the planner looks up the ends of the indexes, and the oldest end is where the
-        // run has just deleted. Planning one copy took 300 ms because of that, and takes 15 ms without.
+        // To judge a merge join, the planner looks up the ends of the indexes, and the oldest end
+        // is where the run has just deleted. Planning one copy took 300 ms because of that, and
+        // takes 15 ms without.
         ("enable_mergejoin", "off"),
         // The processors are for the orders that arrive.
         ("max_parallel_workers_per_gather", "0"),
-        // A process that is stopped in the middle must not keep its snapshot and its locks for hours.
+        // A process that is stopped in the middle must not keep its snapshot and its locks for
+        // hours.
         ("idle_in_transaction_session_timeout", "60s"),
         // The times in the files.
         ("timezone", "UTC"),
@@ -214,9 +216,9 @@ pub async fn count(
     Ok((pg::count(row.count), row.last))
 }
 
-/// Reserves the external ids of the finished orders of the next page for a new archive. `file` makes
-/// the name of its file from its number. `None` if there are no more orders; no archive if none of
-/// the page is finished.
+/// Reserves the external ids of the finished orders of the next page for a new archive. `file`
+/// makes the name of its file from its number. `None` if there are no more orders; no archive if
+/// none of the page is finished.
 pub async fn reserve(
     connection: &mut PgConnection,
     after: Uuid,

@@ -232,8 +232,8 @@ pub struct CompletePeriod {
     pub until: OffsetDateTime,
 }
 
-/// Compares the loaded list with the placements, and returns at most `most` findings. A list that is
-/// not known to be complete is not searched for what it lacks.
+/// Compares the loaded list with the placements, and returns at most `most` findings. A list that
+/// is not known to be complete is not searched for what it lacks.
 pub async fn compare(
     connection: &mut PgConnection,
     provider: &str,
@@ -250,13 +250,13 @@ pub async fn compare(
     )
     .execute(&mut *connection)
     .await?;
-    // A purchase at another provider than the one of its placement is expected where the placement names
-    // that one, too: an accepted or parked one may have been sold there after a restored dump, and a
-    // parked one may contradict a rejection. A row that agrees with its placement is no finding. Units that
-    // were given back may be missing in the list. The number of units and the price are
-    // compared only if nothing else is wrong, because they explain nothing then. The price at which an
-    // order was accepted stands behind the last `@` of each unit. What we paid may be the price of a
-    // unit or that of all, because providers write either.
+    // A purchase at another provider than the one of its placement is expected where the placement
+    // names that one, too: an accepted or parked one may have been sold there after a restored
+    // dump, and a parked one may contradict a rejection. A row that agrees with its placement is no
+    // finding. Units that were given back may be missing in the list. The number of units and the
+    // price are compared only if nothing else is wrong, because they explain nothing then. The
+    // price at which an order was accepted stands behind the last `@` of each unit. What we paid
+    // may be the price of a unit or that of all, because providers write either.
     sqlx::query(
         "INSERT INTO findings
          SELECT judged.* FROM (
@@ -327,7 +327,8 @@ pub async fn compare(
 }
 
 /// Adds the purchases that the list does not have to the findings. A purchase is made after its
-/// placement was accepted, and ids of placements begin with that time, so the primary key finds them.
+/// placement was accepted, and ids of placements begin with that time, so the primary key finds
+/// them.
 async fn find_missing(
     connection: &mut PgConnection,
     provider: &str,

@@ -3,8 +3,8 @@
 //!
 //! Guarantee: a sealed value opens only for the purpose and the row that it was sealed for, because
 //! both are authenticated together with the ciphertext. A value that was moved to another row, or
-//! changed, does not open. The modules `accounts::partners` and `accounts::profile` and the services
-//! seal and open values; `desk::master_key` seals all of them again under a new key.
+//! changed, does not open. The modules `accounts::partners` and `accounts::profile` and the
+//! services seal and open values; `desk::master_key` seals all of them again under a new key.
 //!
 //! The format of a sealed value:
 //!
@@ -162,8 +162,8 @@ impl Vault {
     /// A vault with the same keys for all purposes.
     ///
     /// The keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends.
-    /// An entry that begins with `#` is a comment. One that begins with `whsk_` or `whpk_` is no master
-    /// key, but a key of [`Vault::webhook_keys`].
+    /// An entry that begins with `#` is a comment. One that begins with `whsk_` or `whpk_` is no
+    /// master key, but a key of [`Vault::webhook_keys`].
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
@@ -260,8 +260,8 @@ impl Vault {
         Ok([&self.first_prefix(purpose.keyring())?, &nonce[..], &sealed].concat())
     }
 
-    /// The digest of a text under the first key for a purpose. Without the key nobody can tell which
-    /// text it belongs to, and a guess cannot be checked.
+    /// The digest of a text under the first key for a purpose. Without the key nobody can tell
+    /// which text it belongs to, and a guess cannot be checked.
     pub fn digest(&self, ring: Keyring, text: &[u8]) -> Result<Vec<u8>, VaultError> {
         let key = self.keys(ring)?.first().ok_or(VaultError::NoKey)?;
         let digest = key.digest.clone().chain_update(text).finalize();

@@ -93,7 +93,8 @@ impl QrConfig {
 /// Whether notices can go to e-mail addresses.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MailConfig {
-    /// The address from which notices are mailed, such as `eSIM service <noreply@example.com>` [default: no mails]
+    /// The address from which notices are mailed, such as `eSIM service <noreply@example.com>`
+    /// [default: no mails]
     ///
     /// Ingress offers partners e-mail addresses for their notices only if this is set, and shows
     /// them the sender, so that they can let its mails pass. The notifier sends the mails through

@@ -30,9 +30,9 @@ const RESERVED: [&str; 13] = [
 /// The beginnings of such names.
 const RESERVED_BEGINNINGS: [&str; 3] = ["content-", "proxy-", "webhook-"];
 
-/// The name as a gateway may read it: CGI and its descendants (WSGI, PHP, Rack) pass a header on as a
-/// variable whose name has `_` for `-`, so `webhook_signature` could stand beside, or instead of, our
-/// `webhook-signature`.
+/// The name as a gateway may read it: CGI and its descendants (WSGI, PHP, Rack) pass a header on as
+/// a variable whose name has `_` for `-`, so `webhook_signature` could stand beside, or instead of,
+/// our `webhook-signature`.
 pub fn as_read(lower: &str) -> String {
     lower.replace('_', "-")
 }

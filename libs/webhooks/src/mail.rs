@@ -2,9 +2,9 @@
 //! notifier sends to it.
 //!
 //! Guarantee: an [`EmailAddress`] is plain ASCII without blanks, quotes, control characters or a
-//! literal IP address. So it can stand in a header and in a command of SMTP as it is, and it names a
-//! mail domain and not a machine of our own network. Some exotic addresses that the standards allow
-//! are refused, because nobody gives them to a machine for its notices.
+//! literal IP address. So it can stand in a header and in a command of SMTP as it is, and it names
+//! a mail domain and not a machine of our own network. Some exotic addresses that the standards
+//! allow are refused, because nobody gives them to a machine for its notices.
 
 use std::{fmt, str::FromStr};
 

@@ -10,7 +10,8 @@ const LONGEST: usize = 2048;
 /// An `http` or `https` URL, exactly as it was given. It has no user or password and no fragment.
 /// Whether its host may be reached is not decided here: see [`crate::guard`].
 ///
-/// Two of them are equal if requests to them are the same ones, in whatever spelling they were given.
+/// Two of them are equal if requests to them are the same ones, in whatever spelling they were
+/// given.
 #[derive(Clone, Debug)]
 pub struct WebhookUrl(String);
 
@@ -23,8 +24,9 @@ impl PartialEq for WebhookUrl {
 impl Eq for WebhookUrl {}
 
 impl WebhookUrl {
-    /// Whether a stored URL leads to the same place: the case of its scheme and host, a default port, an
-    /// empty path, dots in the path and the spelling of escaped characters make no difference.
+    /// Whether a stored URL leads to the same place: the case of its scheme and host, a default
+    /// port, an empty path, dots in the path and the spelling of escaped characters make no
+    /// difference.
     pub fn is(&self, stored: &str) -> bool {
         self.0 == stored || normal(&self.0).is_some_and(|url| normal(stored) == Some(url))
     }

@@ -1,14 +1,14 @@
 //! Who may do what, as types.
 //!
 //! A handler of a page takes a [`Visit`], and a handler of an action an [`Act`]. Both name the role
-//! that is needed, and exist only for a request with a live session of an account that has this role
-//! or a higher one. An [`Act`] exists only if the form also has the token of this session. So a
-//! handler cannot forget a check, because without it there is nothing to call it with.
+//! that is needed, and exist only for a request with a live session of an account that has this
+//! role or a higher one. An [`Act`] exists only if the form also has the token of this session. So
+//! a handler cannot forget a check, because without it there is nothing to call it with.
 //!
 //! The token of a form is made from the secret of the cookie, so nothing has to be stored for it,
 //! and a page of another site can neither read nor guess it. Forms before sign-in are bound in the
-//! same way to a cookie of their own ([`SessionlessForm`]), so that nobody can be signed in to an account of
-//! somebody else.
+//! same way to a cookie of their own ([`SessionlessForm`]), so that nobody can be signed in to an
+//! account of somebody else.
 
 use std::{
     marker::PhantomData,
@@ -86,8 +86,8 @@ pub struct Act<R> {
     pub(crate) session: ConsoleSession,
     pub(crate) fields: FormFields,
     role: PhantomData<R>,
-    /// Whatever the handler does and responds, the next page is read anew, because the action is over
-    /// when this is dropped with it.
+    /// Whatever the handler does and responds, the next page is read anew, because the action is
+    /// over when this is dropped with it.
     _end: End,
 }
 
@@ -138,7 +138,8 @@ impl<R> Act<R> {
         )
     }
 
-    /// The answer to an action that was carried out: the page that the form was on, with a sentence.
+    /// The answer to an action that was carried out: the page that the form was on, with a
+    /// sentence.
     pub(crate) fn done(&self, app: &App, text: &str) -> Response {
         said::after(app, &local_path(self.fields.get("back")), text)
     }
@@ -306,8 +307,8 @@ pub(crate) fn source(parts: &Parts, app: &App) -> String {
     peer.map_or_else(String::new, |peer| peer.0.ip().to_canonical().to_string())
 }
 
-/// The address in an entry of `X-Forwarded-For`. Some proxies write the port, too. An address of IPv4
-/// within IPv6 is the same as the one of IPv4.
+/// The address in an entry of `X-Forwarded-For`. Some proxies write the port, too. An address of
+/// IPv4 within IPv6 is the same as the one of IPv4.
 fn forwarded_address(entry: &str) -> Option<IpAddr> {
     let entry = entry.trim();
     let bracketed = entry.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
@@ -316,7 +317,8 @@ fn forwarded_address(entry: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Reads a form. While it arrives, a connection without a session can lose its place to another one.
+/// Reads a form. While it arrives, a connection without a session can lose its place to another
+/// one.
 async fn form(parts: &Parts, body: Body) -> Result<FormFields, Problem> {
     let place = parts.extensions.get::<Arc<ConnectionPlace>>();
     if let Some(place) = place {

@@ -15,8 +15,8 @@ const LONGEST_SESSION: Duration = Duration::from_hours(24 * 30);
 /// Shows operators where orders are and what waits for them, in a browser
 ///
 /// Operators sign in with accounts that `esimctl operator create` makes, or by an OpenID provider
-/// (`OIDC_ISSUER`). Put a proxy with TLS in front: the console speaks plain HTTP and refuses a public
-/// `CONSOLE_URL` without `https`.
+/// (`OIDC_ISSUER`). Put a proxy with TLS in front: the console speaks plain HTTP and refuses a
+/// public `CONSOLE_URL` without `https`.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "console", version)]
 pub struct Config {
@@ -37,8 +37,8 @@ pub struct Config {
     pub console_url: Url,
     /// Whether the orders are real
     ///
-    /// Each page says it, and those of `test` have a stripe, so that nobody takes one for the other. It
-    /// changes nothing else.
+    /// Each page says it, and those of `test` have a stripe, so that nobody takes one for the
+    /// other. It changes nothing else.
     #[arg(long, env = "CONSOLE_ENVIRONMENT", default_value = "live", value_enum)]
     pub console_environment: ConsoleEnvironment,
     /// Where it runs, such as `production, Frankfurt`
@@ -48,21 +48,22 @@ pub struct Config {
     pub console_place: Option<String>,
     /// How long a session lasts, whatever its operator does
     ///
-    /// Without a request of a person it ends after a twelfth of this time, so after 1h by default. A
-    /// page that refreshes itself is not a request of a person.
+    /// Without a request of a person it ends after a twelfth of this time, so after 1h by default.
+    /// A page that refreshes itself is not a request of a person.
     #[arg(long, env = "CONSOLE_SESSION", default_value = "12h", value_parser = session)]
     pub console_session: Duration,
     /// Let accounts of `esimctl operator` sign in with their passwords
     ///
-    /// Switch it off if everybody signs in by OpenID Connect. Then sessions of accounts end, too. If the
-    /// provider fails, switch it on again, so that somebody with a shell can make an account.
+    /// Switch it off if everybody signs in by OpenID Connect. Then sessions of accounts end, too.
+    /// If the provider fails, switch it on again, so that somebody with a shell can make an
+    /// account.
     #[arg(long, env = "CONSOLE_PASSWORDS", default_value_t = true, action = clap::ArgAction::Set)]
     pub console_passwords: bool,
     /// Take the client's address from the last entry of `X-Forwarded-For`
     ///
-    /// The address is recorded with sessions and actions, and failed sign-ins are counted by it. Set
-    /// it only behind a proxy that appends the address, because a client could choose it otherwise. A
-    /// port after the address does no harm.
+    /// The address is recorded with sessions and actions, and failed sign-ins are counted by it.
+    /// Set it only behind a proxy that appends the address, because a client could choose it
+    /// otherwise. A port after the address does no harm.
     #[arg(long, env = "CONSOLE_FORWARDED", default_value_t = false, action = clap::ArgAction::Set)]
     pub console_forwarded: bool,
     /// Link to a trace, in which `{trace_id}` stands for the id

@@ -1,16 +1,16 @@
 //! The operator's console: the questions and actions of `esimctl` in a browser.
 //!
-//! It answers "where is this order" for people who have no shell, and shows what waits for a person.
-//! Pages are rendered here from templates, pictures are SVG made here, and each control is a link or
-//! a form. So everything works without JavaScript; htmx only refreshes figures in place. Nothing is
-//! loaded from another host.
+//! It answers "where is this order" for people who have no shell, and shows what waits for a
+//! person. Pages are rendered here from templates, pictures are SVG made here, and each control is
+//! a link or a form. So everything works without JavaScript; htmx only refreshes figures in place.
+//! Nothing is loaded from another host.
 //!
 //! Guarantees:
 //!
-//! - Every page but sign-in and set-up needs a session, and every action a session whose role may do
-//!   it and the token of its form. The types of [`access`] say so: a handler of an action takes a
-//!   value that exists only for such a request. [`routes`] lists all of them, and the tests try each
-//!   one in every role.
+//! - Every page but sign-in and set-up needs a session, and every action a session whose role may
+//!   do it and the token of its form. The types of [`access`] say so: a handler of an action takes
+//!   a value that exists only for such a request. [`routes`] lists all of them, and the tests try
+//!   each one in every role.
 //! - No credential is ever shown. An activation code is shown only if `CONSOLE_ACTIVATION_CODES` is
 //!   on, to a role that may see it, and each time is recorded.
 //! - It has no SQL of its own: `desk::operator` answers it and `esimctl` alike.
@@ -97,8 +97,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.finished().await
 }
 
-/// Keeps the readiness up to date. A schema that does not serve this version ends the process, as it
-/// does for the other programs.
+/// Keeps the readiness up to date. A schema that does not serve this version ends the process, as
+/// it does for the other programs.
 async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     let mut away_since = None;

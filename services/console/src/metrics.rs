@@ -26,8 +26,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an attempt: `signed_in`, `refused`, `limited`, or `unavailable` if the OpenID provider does
-    /// not respond.
+    /// Counts an attempt: `signed_in`, `refused`, `limited`, or `unavailable` if the OpenID
+    /// provider does not respond.
     pub(crate) fn sign_in(&self, outcome: &'static str) {
         self.sign_ins.add(1, &[KeyValue::new("outcome", outcome)]);
     }

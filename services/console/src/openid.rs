@@ -12,7 +12,8 @@
 //! - Only signatures by a key that the provider publishes are accepted. Keys that it replaces are
 //!   fetched anew.
 //! - No token is stored, logged or shown. What remains of a sign-in is the person's name and role.
-//! - The console needs the provider for a sign-in only, so it starts and serves sessions without it.
+//! - The console needs the provider for a sign-in only, so it starts and serves sessions without
+//!   it.
 
 mod examine;
 mod settings;
@@ -56,12 +57,14 @@ const LONGEST: usize = 1024 * 1024;
 const FRESH: Duration = Duration::from_mins(10);
 /// How soon metadata may be fetched again because a signature has no known key, or after a failure.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The maximum number of characters of a person's name or subject. `OpenID` Connect allows as many for a subject.
+/// The maximum number of characters of a person's name or subject. `OpenID` Connect allows as many
+/// for a subject.
 const LONGEST_NAME: usize = 255;
 /// How far the provider's clock may be ahead of ours.
 const AHEAD: i64 = 60;
 /// The signatures that are accepted: those by a key that only the provider has. Signatures by the
-/// client's secret are not among them, because whoever reads this console's settings could make one.
+/// client's secret are not among them, because whoever reads this console's settings could make
+/// one.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha256,
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha384,
@@ -213,8 +216,8 @@ impl OpenIdProvider {
         self.issuer.url().host_str().unwrap_or_default()
     }
 
-    /// Logs whether the provider can be used, so that a mistake in the settings is found at the start
-    /// and not by the first person who signs in.
+    /// Logs whether the provider can be used, so that a mistake in the settings is found at the
+    /// start and not by the first person who signs in.
     pub(crate) async fn look(&self) {
         match self.metadata(FRESH).await {
             Ok(_) => tracing::info!(
@@ -310,8 +313,8 @@ impl OpenIdProvider {
         self.person(&claims)
     }
 
-    /// The claims of a token for this attempt, if all of it is right. They are read as JSON, because
-    /// settings name some of them.
+    /// The claims of a token for this attempt, if all of it is right. They are read as JSON,
+    /// because settings name some of them.
     fn verified(
         &self,
         metadata: &CoreProviderMetadata,

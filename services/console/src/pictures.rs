@@ -41,8 +41,8 @@ pub(crate) struct OrderStep {
     pub(crate) changed_nothing: bool,
 }
 
-/// A chart of the overview. Its texts are HTML beside the picture, so they stay readable when the page
-/// stretches it.
+/// A chart of the overview. Its texts are HTML beside the picture, so they stay readable when the
+/// page stretches it.
 pub(crate) struct Chart {
     pub(crate) title: &'static str,
     /// What it says of the last bars or of its first line.

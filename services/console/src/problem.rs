@@ -60,7 +60,8 @@ pub enum Problem {
         /// The page that the form was on.
         back: String,
     },
-    /// A form that settles several things, each by itself, ended in the middle because of the database.
+    /// A form that settles several things, each by itself, ended in the middle because of the
+    /// database.
     #[error("{text}")]
     BrokenOff {
         text: String,
@@ -185,7 +186,8 @@ impl IntoResponse for Problem {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if matches!(self, Self::Slow) {
-            // What may still come of the form is not read, so the connection serves no more requests.
+            // What may still come of the form is not read, so the connection serves no more
+            // requests.
             let headers = response.headers_mut();
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

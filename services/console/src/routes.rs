@@ -319,8 +319,9 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // A browser must not show an answer again after its session has ended, and htmx gets another one
-    // than a person for the same path. The files of pages say themselves how long they are good for.
+    // A browser must not show an answer again after its session has ended, and htmx gets another
+    // one than a person for the same path. The files of pages say themselves how long they are good
+    // for.
     if !headers.contains_key(header::CACHE_CONTROL) {
         let never = HeaderValue::from_static("no-store");
         headers.insert(header::CACHE_CONTROL, never);

@@ -1,9 +1,9 @@
 //! The sentence that a page shows once: what an action has led to.
 //!
-//! After an action the browser is sent to a page by a 303, so that reloading it repeats nothing. What
-//! came of the action goes along in a cookie of this console, which the next page shows and removes.
-//! A part of the URL would do without a cookie, but then anybody could write a link to a page of this
-//! console that says something untrue.
+//! After an action the browser is sent to a page by a 303, so that reloading it repeats nothing.
+//! What came of the action goes along in a cookie of this console, which the next page shows and
+//! removes. A part of the URL would do without a cookie, but then anybody could write a link to a
+//! page of this console that says something untrue.
 
 use axum::{
     http::{HeaderMap, HeaderValue, header},
@@ -26,8 +26,8 @@ impl App {
     }
 }
 
-/// The answer to an action that was carried out: the browser asks for a page, which shows the sentence and
-/// what the action has changed.
+/// The answer to an action that was carried out: the browser asks for a page, which shows the
+/// sentence and what the action has changed.
 pub(crate) fn after(app: &App, path: &str, text: &str) -> Response {
     let mut response = Redirect::to(path).into_response();
     let text = format!("{text} It is in the record of actions.");

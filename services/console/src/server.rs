@@ -1,10 +1,10 @@
 //! Serves the pages over HTTP/1.
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, because the console is for a few
-//! people and must not use up the process's files; and nobody keeps others out. A connection without a
-//! session gives its place to a new one as soon as it is idle, and so does one of an operator who has
-//! more than an equal share of them. A connection is idle, too, while its form arrives
-//! ([`crate::access`]).
+//! people and must not use up the process's files; and nobody keeps others out. A connection
+//! without a session gives its place to a new one as soon as it is idle, and so does one of an
+//! operator who has more than an equal share of them. A connection is idle, too, while its form
+//! arrives ([`crate::access`]).
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use runtime::{
 use tokio::net::{TcpListener, TcpStream};
 
 /// The longest wait for the head of a request, also between two requests. Browsers and proxies open
-/// a new connection when they need one again. Together with the time for a form it is shorter than a
-/// stop may take.
+/// a new connection when they need one again. Together with the time for a form it is shorter than
+/// a stop may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The response to a connection that gives its place to another one, or gets none.
@@ -52,8 +52,8 @@ pub(crate) async fn serve(
     listener::accept_bounded(listener, &shutdown, &connections, serve_one).await
 }
 
-/// Serves a connection until it ends, or until it has to leave because it is idle and its holder has
-/// to make room.
+/// Serves a connection until it ends, or until it has to leave because it is idle and its holder
+/// has to make room.
 async fn serve_one(router: Router, stream: TcpStream, place: Arc<ConnectionPlace>, stop: Shutdown) {
     let socket = WatchedSocket::new(stream, Arc::clone(&place));
     let http = connection::http(HEAD_TIMEOUT);
@@ -82,8 +82,8 @@ async fn in_place(
     response
 }
 
-/// Begins to handle a request, or goes on with it. If the connection has lost its place, it is about
-/// to be closed, so this never returns.
+/// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
+/// about to be closed, so this never returns.
 pub(crate) async fn begin(place: &ConnectionPlace) {
     if !place.begin_request() {
         pending::<()>().await;

@@ -175,7 +175,8 @@ async fn open(
     Ok(opened_cookie(app, &opened.await?, &sender.from))
 }
 
-/// Counts and logs a new session, and makes its cookie. Neither holds a password or a token of others.
+/// Counts and logs a new session, and makes its cookie. Neither holds a password or a token of
+/// others.
 fn opened_cookie(app: &App, opened: &NewSession, from: &str) -> HeaderValue {
     app.metrics().sign_in("signed_in");
     tracing::info!(
@@ -235,8 +236,8 @@ pub(crate) async fn sign_out(
     Ok(response)
 }
 
-/// The page of a set-up link. The token of the link is behind its `#`, so the browser sends it with the
-/// form only, and neither a proxy's log nor this program's has it.
+/// The page of a set-up link. The token of the link is behind its `#`, so the browser sends it with
+/// the form only, and neither a proxy's log nor this program's has it.
 pub(crate) async fn set_up_form(State(app): State<App>, guest: Guest) -> Result<Response, Problem> {
     with_passwords(&app)?;
     let page = set_up_page(&app, &guest.secret, String::new(), None);

@@ -1,5 +1,5 @@
-//! Times as a reader sees them: in the zone that this reader has chosen, relative in sentences and as a
-//! clock in lists, and exact in both that zone and UTC on hover and on focus.
+//! Times as a reader sees them: in the zone that this reader has chosen, relative in sentences and
+//! as a clock in lists, and exact in both that zone and UTC on hover and on focus.
 //!
 //! The choice is a cookie of its own, so it needs neither JavaScript nor the database. Texts for
 //! partners and CSV have UTC always, and do not pass here.
@@ -39,8 +39,8 @@ impl Default for Times {
     }
 }
 
-/// A time as an element of a page. What it holds is made here, and nothing of it comes from others, so
-/// templates write it as it is.
+/// A time as an element of a page. What it holds is made here, and nothing of it comes from others,
+/// so templates write it as it is.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TimeElement(String);
 
@@ -182,8 +182,8 @@ impl Times {
         self.local(at).strftime(form).to_string()
     }
 
-    /// The time that a field of a form has, read in the reader's zone. The first of two times counts
-    /// when a clock is set back.
+    /// The time that a field of a form has, read in the reader's zone. The first of two times
+    /// counts when a clock is set back.
     pub(crate) fn parse(&self, field: &str) -> Option<OffsetDateTime> {
         let civil: jiff::civil::DateTime = field.parse().ok()?;
         let at = civil.to_zoned_datetime(self.zone.clone()).ok()?;

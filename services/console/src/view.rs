@@ -95,8 +95,8 @@ impl Shell {
         }
     }
 
-    /// The frame of the page of a problem, for whoever may be signed in. What an action led to is left
-    /// for the page after it.
+    /// The frame of the page of a problem, for whoever may be signed in. What an action led to is
+    /// left for the page after it.
     pub(crate) fn of_problem(app: &App, session: Option<&ConsoleSession>, title: &str) -> Self {
         let signed_in = session.map(|session| Self::new(app, session, "", title));
         Self {
@@ -130,8 +130,8 @@ impl Shell {
     }
 }
 
-/// How the pages write what others have chosen, such as an id or a name: without markup, and with its
-/// control characters visible. `askama.toml` names it for all templates.
+/// How the pages write what others have chosen, such as an id or a name: without markup, and with
+/// its control characters visible. `askama.toml` names it for all templates.
 #[derive(Clone, Copy)]
 pub(crate) struct Visible;
 
@@ -147,9 +147,9 @@ impl Escaper for Visible {
     }
 }
 
-/// The id or name in the path of a page. Every path has one, even if its bytes are no text: what cannot
-/// be read is then replaced, so that nothing has this id. If it were refused here instead, the answer
-/// would come before the session was looked at.
+/// The id or name in the path of a page. Every path has one, even if its bytes are no text: what
+/// cannot be read is then replaced, so that nothing has this id. If it were refused here instead,
+/// the answer would come before the session was looked at.
 pub(crate) struct PathArgument(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathArgument {
@@ -172,7 +172,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PathArgument {
 const SEARCH: &str = "Put the id that you have into the box above: it takes ids of every kind.";
 
 impl PathArgument {
-    /// The id, if it has the form of one. `what` is what it should be the id of, such as `an order`.
+    /// The id, if it has the form of one. `what` is what it should be the id of, such as
+    /// `an order`.
     pub(crate) fn id<Id: FromStr<Err = NotAnId>>(&self, what: &str) -> Result<Id, Problem> {
         self.0.parse().map_err(|error| {
             let given = shortened(&self.0);
@@ -241,9 +242,9 @@ pub(crate) struct PageRequest {
     pub(crate) by_htmx: bool,
 }
 
-/// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then can
-/// search or go elsewhere from there. A problem itself does not know its session, because it may be
-/// found before one is looked for. Any other response stays as it is.
+/// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then
+/// can search or go elsewhere from there. A problem itself does not know its session, because it
+/// may be found before one is looked for. Any other response stays as it is.
 pub(crate) async fn framed(
     app: &App,
     mut response: Response,
@@ -292,8 +293,8 @@ pub(crate) async fn framed(
     }
 }
 
-/// The longest id of a partner that is never wrapped, which is that of an eSIM's number. An order id may have
-/// 255 characters.
+/// The longest id of a partner that is never wrapped, which is that of an eSIM's number. An order
+/// id may have 255 characters.
 const WHOLE: usize = 26;
 
 /// The class of an order id, which keeps it on one line if it is of a usual length.

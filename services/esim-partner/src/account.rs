@@ -2,13 +2,13 @@
 //!
 //! [`ApiClient::send`] is the only way in which the commands talk to the service. It signs the
 //! method, the path, the query and the body, and returns a response of any status: the caller
-//! decides what a status means. An error without a code in `X-Service-Error` is not the service's: something in
-//! between, such as a proxy, may have passed the request on before, so it counts as no answer. `send` never
-//! repeats a request, because only the caller knows whether
-//! that is safe, and it follows no redirects, because a signed request must not go to another host.
-//! No request takes longer than [`TIMEOUT`] and no answer is longer than [`LARGEST_ANSWER`], whatever
-//! the other side sends. The settings are checked when they are read ([`profile::check`]), so that a mistake
-//! is named before anything is sent.
+//! decides what a status means. An error without a code in `X-Service-Error` is not the service's:
+//! something in between, such as a proxy, may have passed the request on before, so it counts as no
+//! answer. `send` never repeats a request, because only the caller knows whether that is safe, and
+//! it follows no redirects, because a signed request must not go to another host. No request takes
+//! longer than [`TIMEOUT`] and no answer is longer than [`LARGEST_ANSWER`], whatever the other side
+//! sends. The settings are checked when they are read ([`profile::check`]), so that a mistake is
+//! named before anything is sent.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -27,8 +27,8 @@ const API: &str = "/api/v1/api_partner";
 /// The timeout of a whole request. With a shorter one, more orders would end without an answer, and
 /// each of these has to be repeated.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
-/// The maximum length of an answer, in bytes. The longest one of the service is an order with 10,000
-/// eSIMs, which has some 10 MB.
+/// The maximum length of an answer, in bytes. The longest one of the service is an order with
+/// 10,000 eSIMs, which has some 10 MB.
 const LARGEST_ANSWER: usize = 32 << 20;
 /// The error for an answer that is not as it is documented.
 pub(crate) const UNEXPECTED: &str =
@@ -115,8 +115,8 @@ impl ApiResponse {
     }
 }
 
-/// Fails if an answer is not the service's: an error without codes. A request that may have changed something may
-/// have been carried out all the same.
+/// Fails if an answer is not the service's: an error without codes. A request that may have changed
+/// something may have been carried out all the same.
 fn ensure_ours(
     method: &Method,
     status: StatusCode,
@@ -237,8 +237,8 @@ impl ApiClient {
         })
     }
 
-    /// Checks that requests can be sent, so that a setting that is missing is no failed request, which
-    /// commands would repeat.
+    /// Checks that requests can be sent, so that a setting that is missing is no failed request,
+    /// which commands would repeat.
     pub(crate) fn ensure_complete(&self) -> anyhow::Result<()> {
         for name in ["BASE_URL", "ACCESS_KEY", "SECRET_KEY"] {
             self.setting(name)?;
@@ -314,9 +314,9 @@ impl ApiClient {
         })
     }
 
-    /// Looks an order up by the id that the partner gave it. It asks by a query, because a query can name
-    /// every id, while clients and proxies remove `.` and `..` from a path. The answer has the JSON of the
-    /// order, or the status 404 if there is none.
+    /// Looks an order up by the id that the partner gave it. It asks by a query, because a query
+    /// can name every id, while clients and proxies remove `.` and `..` from a path. The answer has
+    /// the JSON of the order, or the status 404 if there is none.
     pub(crate) async fn order(&self, external_order_id: &str) -> anyhow::Result<ApiResponse> {
         let query = format!("external_order_id={}", encoded(external_order_id));
         let mut answer = self.send("GET", "/orders", &query, None).await?;
@@ -356,8 +356,8 @@ mod tests {
 
     use super::*;
 
-    /// Serves one connection: sends `head`, then `part` again and again until the client has gone, with
-    /// this pause between two of them.
+    /// Serves one connection: sends `head`, then `part` again and again until the client has gone,
+    /// with this pause between two of them.
     fn server(head: &'static str, part: Vec<u8>, pause: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

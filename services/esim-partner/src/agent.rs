@@ -1,12 +1,13 @@
-//! Tools for agents by the Model Context Protocol, over standard input and output. [`crate::mcp`] says
-//! which tools there are.
+//! Tools for agents by the Model Context Protocol, over standard input and output. [`crate::mcp`]
+//! says which tools there are.
 //!
-//! Guarantee: a tool is called only with arguments that are a JSON object, every message gets an answer if the
-//! protocol provides for one, and an error always says what to do about it. What a tool may change, and what it must
-//! not show, is decided by the tools.
+//! Guarantee: a tool is called only with arguments that are a JSON object, every message gets an
+//! answer if the protocol provides for one, and an error always says what to do about it. What a
+//! tool may change, and what it must not show, is decided by the tools.
 //!
-//! rmcp speaks the protocol. It gives no answer to a line that is not JSON, and takes a call whose arguments are not
-//! an object for a method that it does not know. So each line is [judged] before rmcp gets it.
+//! rmcp speaks the protocol. It gives no answer to a line that is not JSON, and takes a call whose
+//! arguments are not an object for a method that it does not know. So each line is [judged] before
+//! rmcp gets it.
 
 use std::borrow::Cow;
 
@@ -93,8 +94,8 @@ impl ToolDescription {
         Tool::new(self.name, self.about, schema).with_annotations(hints)
     }
 
-    /// The arguments as texts, without those that are null. An argument that the tool does not know,
-    /// and one that is missing, is refused.
+    /// The arguments as texts, without those that are null. An argument that the tool does not
+    /// know, and one that is missing, is refused.
     pub(crate) fn texts(
         &self,
         arguments: &Arguments,
@@ -199,7 +200,8 @@ async fn write(mut said: mpsc::Receiver<Vec<u8>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The answer to a line that is no message of the protocol, or whose tool cannot be called with its arguments.
+/// The answer to a line that is no message of the protocol, or whose tool cannot be called with its
+/// arguments.
 fn judged(line: &[u8]) -> Result<(), Value> {
     let fault = |id: &Value, code: ErrorCode, message: String, remedy: &str| json!({"jsonrpc": "2.0", "id": id, "error": {"code": code.0, "message": message, "data": {"remedy": remedy}}});
     if line.trim_ascii().is_empty() {

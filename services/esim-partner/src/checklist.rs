@@ -184,8 +184,8 @@ fn item(name: &'static str, text: &'static str, done: ItemState, found: String) 
     }
 }
 
-/// Whether the host is this machine, or an address that only this network can reach. Other names are not
-/// judged by their addresses, which may differ from those that the service sees.
+/// Whether the host is this machine, or an address that only this network can reach. Other names
+/// are not judged by their addresses, which may differ from those that the service sees.
 fn is_private(url: &Url) -> bool {
     let v4 = |address: std::net::Ipv4Addr| address.is_private() || address.is_link_local();
     let is_local = match url.host() {

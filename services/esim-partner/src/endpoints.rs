@@ -107,7 +107,8 @@ pub(crate) struct EndpointArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EndpointSetArgs {
-    /// An event that it receives, such as `topup.ready`; may be repeated, and the error for another name lists all
+    /// An event that it receives, such as `topup.ready`; may be repeated, and the error for another
+    /// name lists all
     #[arg(long = "event", value_name = "EVENT")]
     events: Option<Vec<String>>,
     /// A file with the headers that each request to it carries; an empty file removes them
@@ -149,8 +150,8 @@ fn headers(text: &str) -> anyhow::Result<Map<String, Value>> {
     Ok(headers)
 }
 
-/// A new file for a secret. It is made before the request is sent, so that no secret is created that
-/// could not be stored.
+/// A new file for a secret. It is made before the request is sent, so that no secret is created
+/// that could not be stored.
 struct SecretFile<'a>(&'a Path, fs::File);
 
 impl<'a> SecretFile<'a> {
@@ -237,7 +238,8 @@ impl EndpointsCommand {
             .is_some_and(|body| body.get("headers").is_some());
         let sets = matches!(self, Self::Set { .. }) && !has_headers;
         if sets && sent.as_ref().is_ok_and(is_first) {
-            // What `endpoints list` shows first has an address of its own in the API, and no headers.
+            // What `endpoints list` shows first has an address of its own in the API, and no
+            // headers.
             sent = account.send("PUT", "/webhook", "", body.as_ref()).await;
         }
         match (sent, file) {

@@ -1,7 +1,8 @@
 //! `esim-partner keys`: the access key and the secret key of the account.
 //!
-//! New keys go to a file that only the user can read, because other users of the machine can see arguments, and logs
-//! may keep the output. The file is made before the request is sent, so that no keys are made that could not be stored.
+//! New keys go to a file that only the user can read, because other users of the machine can see
+//! arguments, and logs may keep the output. The file is made before the request is sent, so that no
+//! keys are made that could not be stored.
 
 use std::{fs, path::PathBuf};
 
@@ -32,7 +33,8 @@ pub(crate) enum KeysCommand {
     List,
     /// Make a new access key and a new secret key, and store them in a new file
     ///
-    /// The file has the other settings of the account, too, so that `--keys` and `login --from` can read it.
+    /// The file has the other settings of the account, too, so that `--keys` and `login --from` can
+    /// read it.
     #[command(after_help = REPLACE_EXAMPLES)]
     Replace {
         /// A new file for the new keys

@@ -7,17 +7,18 @@
 //! request only with the same external order id. And keys never appear in arguments or in the
 //! output, because other users of the machine can see arguments, and logs may keep both.
 //!
-//! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
-//! [`keys`] lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
-//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and
-//! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
-//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use the account. [`certify`] sends
-//! webhooks to an endpoint and judges its responses,
-//! and [`checklist`] lists what else must be true before real customers order.
+//! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores. [`keys`]
+//! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
+//! tests. [`listen`] forwards webhooks to an endpoint that the service cannot reach, such as one on
+//! a laptop. [`endpoints`] and [`notices`] change where the service sends webhooks and notices.
+//! [`tail`] follows orders and webhook attempts. [`webhooks`] lists missed webhooks and has them
+//! sent again. [`mcp`] lets an agent use the account. [`certify`] sends webhooks to an endpoint and
+//! judges its responses, and [`checklist`] lists what else must be true before real customers
+//! order.
 //!
-//! The service may be another than it should be, for example because `BASE_URL` is wrong. So what it sends
-//! is printed through `runtime::terminal`, which lets nothing through that changes a terminal, and ids are
-//! used in paths and commands only if they have the form of one.
+//! The service may be another than it should be, for example because `BASE_URL` is wrong. So what
+//! it sends is printed through `runtime::terminal`, which lets nothing through that changes a
+//! terminal, and ids are used in paths and commands only if they have the form of one.
 
 mod account;
 mod agent;
@@ -194,7 +195,8 @@ enum AccountCommand {
     /// a late eSIM, or keys that end soon.
     #[command(after_help = TRIGGER_EXAMPLES)]
     Trigger {
-        /// The outcome, such as `ready`, `partly` or `key.expiring`; without it the command lists the outcomes
+        /// The outcome, such as `ready`, `partly` or `key.expiring`; without it the command lists
+        /// the outcomes
         outcome: Option<String>,
         /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -281,7 +283,8 @@ enum AccountCommand {
 /// Which options are listed.
 #[derive(Args, Clone, Debug)]
 struct Options {
-    /// List only options that can be used in this country, a code of ISO 3166-1 alpha-2 such as `JP`
+    /// List only options that can be used in this country, a code of ISO 3166-1 alpha-2 such as
+    /// `JP`
     #[arg(long, value_name = "CODE")]
     country: Option<String>,
     /// List only options with at least so much data, in MB
@@ -333,8 +336,8 @@ enum Orders {
     /// List your orders, newest first, one page at a time
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// List only orders in this state: `processing`, `ready`, `partly_failed`, `failed`, `refused` or
-        /// `cancelled`
+        /// List only orders in this state: `processing`, `ready`, `partly_failed`, `failed`,
+        /// `refused` or `cancelled`
         // A newer service may know more states, so it judges the name.
         #[arg(long, value_parser = StringValueParser::new().map(Stored::<ApiOrderState>::from))]
         state: Option<Stored<ApiOrderState>>,
@@ -399,7 +402,8 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.order(external_order_id).await?
         }
         AccountCommand::Cancel { external_order_id } => {
-            // The API names the order by the path, from which URL libraries and proxies remove these two.
+            // The API names the order by the path, from which URL libraries and proxies remove
+            // these two.
             let is_folder = matches!(external_order_id.as_str(), "." | "..");
             ensure!(
                 !is_folder,

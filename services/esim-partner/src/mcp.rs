@@ -1,12 +1,14 @@
-//! `esim-partner mcp`: lets an agent look at the account by the Model Context Protocol, over standard input
-//! and output.
+//! `esim-partner mcp`: lets an agent look at the account by the Model Context Protocol, over
+//! standard input and output.
 //!
-//! Without `--allow-orders` no tool changes anything. With it an order takes two calls: `preview_order` says
-//! what would be ordered and whether the limits allow it, and only the same order can then be confirmed. The
-//! external order id is given by the caller in both, so a confirmation that is repeated, even by another
-//! process, is the same order and is bought once ([`order::place`]).
+//! Without `--allow-orders` no tool changes anything. With it an order takes two calls:
+//! `preview_order` says what would be ordered and whether the limits allow it, and only the same
+//! order can then be confirmed. The external order id is given by the caller in both, so a
+//! confirmation that is repeated, even by another process, is the same order and is bought once
+//! ([`order::place`]).
 //!
-//! Of each answer the agent is [shown] what a field may hold: no activation code, and what others wrote only as data.
+//! Of each answer the agent is [shown] what a field may hold: no activation code, and what others
+//! wrote only as data.
 
 use std::{
     collections::HashSet,

@@ -1,9 +1,10 @@
 //! Places orders, and triggers outcomes in the sandbox.
 //!
-//! An order without a definite answer (a 5xx, a broken connection, or the answer of a proxy) may be stored or
-//! not. [`place`] finds out by sending the same body with the same external order id again, which never
-//! buys twice: if the order is stored, the answer is `external_order_id_taken`, and then the order
-//! is looked up. This is what every partner's program should do, so the messages say what happens.
+//! An order without a definite answer (a 5xx, a broken connection, or the answer of a proxy) may be
+//! stored or not. [`place`] finds out by sending the same body with the same external order id
+//! again, which never buys twice: if the order is stored, the answer is `external_order_id_taken`,
+//! and then the order is looked up. This is what every partner's program should do, so the messages
+//! say what happens.
 
 use std::time::Duration;
 
@@ -31,10 +32,10 @@ const EVENT: &str = "key.expiring";
 
 /// Sends an order until an answer says whether it is stored. Without a definite answer the same
 /// body is sent again. If the id is taken by an order of the same units, an earlier request has
-/// stored this order, and the stored order is the result unless nothing was bought for it: what counts is
-/// the state that is looked up, never that the id is taken. If it is taken by another order, the
-/// result is the refusal. A refusal after a request without an answer decides nothing, because that request may
-/// still arrive.
+/// stored this order, and the stored order is the result unless nothing was bought for it: what
+/// counts is the state that is looked up, never that the id is taken. If it is taken by another
+/// order, the result is the refusal. A refusal after a request without an answer decides nothing,
+/// because that request may still arrive.
 pub(crate) async fn place(
     account: &ApiClient,
     id: &str,
@@ -129,11 +130,13 @@ struct Definite {
     is_first: bool,
 }
 
-/// Sends a request until its answer is definite, that is, neither temporary nor missing. A success is definite
-/// only if `is_documented` says that its body is one. `again` names the next try in the message before
-/// each wait, which is at least as long as the service asks for. When the retries have ended, it is an error.
+/// Sends a request until its answer is definite, that is, neither temporary nor missing. A success
+/// is definite only if `is_documented` says that its body is one. `again` names the next try in the
+/// message before each wait, which is at least as long as the service asks for. When the retries
+/// have ended, it is an error.
 ///
-/// The futures are boxed, because `esim-partner mcp` needs to know that they may go to another thread.
+/// The futures are boxed, because `esim-partner mcp` needs to know that they may go to another
+/// thread.
 async fn definite<'a>(
     again: &str,
     send: impl Fn() -> BoxFuture<'a, anyhow::Result<ApiResponse>>,
@@ -281,7 +284,8 @@ async fn options(account: &ApiClient) -> anyhow::Result<Vec<Choice>> {
     Ok(all)
 }
 
-/// Says the id of the option whose name was given in its place. It is a hint only, so a failure is none.
+/// Says the id of the option whose name was given in its place. It is a hint only, so a failure is
+/// none.
 pub(crate) async fn hint(account: &ApiClient, given: &str) {
     let options = options(account).await.unwrap_or_default();
     if let Some(found) = options.iter().find(|option| option.name == given) {

@@ -1,7 +1,8 @@
 //! What only the user may see: the files of keys and secrets, and a key while it is typed.
 //!
-//! On Unix files have their mode from the start. On Windows a new file has the rights of its folder, which
-//! in the profile of a user are the user's alone, so nothing is set and nobody is warned.
+//! On Unix files have their mode from the start. On Windows a new file has the rights of its
+//! folder, which in the profile of a user are the user's alone, so nothing is set and nobody is
+//! warned.
 
 use std::{
     fs::{DirBuilder, Metadata, OpenOptions},
@@ -39,8 +40,9 @@ pub(crate) fn is_exposed(_: &Metadata) -> bool {
     false
 }
 
-/// Whether others than the owner can use a file of this mode. Kubernetes mounts a secret with mode 0440: it belongs to root, and
-/// the pod's group reads it. Nobody in the pod could change that, so there is nothing to warn of.
+/// Whether others than the owner can use a file of this mode. Kubernetes mounts a secret with mode
+/// 0440: it belongs to root, and the pod's group reads it. Nobody in the pod could change that, so
+/// there is nothing to warn of.
 #[cfg(unix)]
 fn exposed(mode: u32) -> bool {
     mode & 0o077 != 0 && mode & 0o777 != 0o440
@@ -58,7 +60,8 @@ impl Hidden {
         let before = tcgetattr(io::stdin())?;
         let mut silent = before.clone();
         silent.local_modes.remove(LocalModes::ECHO);
-        // What was typed or pasted before the question stays, so that all answers can be pasted at once.
+        // What was typed or pasted before the question stays, so that all answers can be pasted at
+        // once.
         tcsetattr(io::stdin(), OptionalActions::Now, &silent)?;
         Ok(Self(before))
     }

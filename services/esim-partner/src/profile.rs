@@ -136,8 +136,8 @@ pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow:
     Ok(())
 }
 
-/// Checks the value of a setting. The error names the setting and does not show the value, because it may
-/// be a secret. An empty value is as good as none.
+/// Checks the value of a setting. The error names the setting and does not show the value, because
+/// it may be a secret. An empty value is as good as none.
 pub(crate) fn check(name: &str, value: &str) -> anyhow::Result<()> {
     match name {
         _ if value.is_empty() => {}

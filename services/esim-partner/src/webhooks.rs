@@ -1,8 +1,8 @@
 //! `esim-partner webhooks`: which webhooks the account has missed, and sending them again.
 //!
-//! `redeliver` begins a redelivery at the service and then only watches it, so it may be interrupted
-//! at any time: the redelivery goes on. Repeating the command while it runs watches the running one
-//! instead of failing.
+//! `redeliver` begins a redelivery at the service and then only watches it, so it may be
+//! interrupted at any time: the redelivery goes on. Repeating the command while it runs watches the
+//! running one instead of failing.
 
 use std::time::Duration;
 
@@ -97,7 +97,8 @@ pub(crate) struct WebhookListArgs {
     limit: u32,
     /// Print the webhooks as JSON, one on each line
     ///
-    /// The answers of your endpoint are left out, because it may have answered with the activation code.
+    /// The answers of your endpoint are left out, because it may have answered with the activation
+    /// code.
     #[arg(long)]
     json: bool,
 }
@@ -148,8 +149,8 @@ fn line(webhook: &Value) -> String {
     line
 }
 
-/// A webhook without what its receiver answered, because that may be the webhook that it got, and logs may keep the
-/// output.
+/// A webhook without what its receiver answered, because that may be the webhook that it got, and
+/// logs may keep the output.
 fn without_answer(mut webhook: Value) -> Value {
     if let Some(attempt) = webhook["last_attempt"].as_object_mut() {
         attempt.remove("answer");
@@ -197,8 +198,8 @@ impl WebhookListArgs {
                 }
             }
             left = left.saturating_sub(count);
-            // With a filter, pages may be empty although more follow. Only another server than ours would
-            // go on like this for ever.
+            // With a filter, pages may be empty although more follow. Only another server than ours
+            // would go on like this for ever.
             empty = if count == 0 { empty + 1 } else { 0 };
             ensure!(
                 empty < MOST_EMPTY,

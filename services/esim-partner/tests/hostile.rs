@@ -1,8 +1,9 @@
-//! What `esim-partner` does with answers that the service does not give: `BASE_URL` may be wrong, or lead to
-//! a server of somebody else. Nothing of it may change the terminal, choose what this machine sends
-//! elsewhere, or stand in a command that the user is told to run.
+//! What `esim-partner` does with answers that the service does not give: `BASE_URL` may be wrong,
+//! or lead to a server of somebody else. Nothing of it may change the terminal, choose what this
+//! machine sends elsewhere, or stand in a command that the user is told to run.
 //!
-//! Also what it does if standard output cannot be written, and that it asks this machine without a proxy.
+//! Also what it does if standard output cannot be written, and that it asks this machine without a
+//! proxy.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -24,8 +25,9 @@ const HOSTILE: &str = "x\u{1b}]0;owned\u{7}\u{202e}\u{200b}\u{9b}2J\n; rm -rf ~"
 /// The requests that a server got: each with its first line and its headers, in lower case.
 type Requests = Arc<Mutex<Vec<String>>>;
 
-/// A server that answers each request with what `answer` makes of its first line: a 200, a 422 whose code
-/// is the value of `error`, or what `status` says, with the lines of the head that follow it.
+/// A server that answers each request with what `answer` makes of its first line: a 200, a 422
+/// whose code is the value of `error`, or what `status` says, with the lines of the head that
+/// follow it.
 fn server(answer: impl Fn(&str) -> Value + Send + 'static) -> (SocketAddr, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -220,7 +222,8 @@ fn order_of(state: &str) -> Value {
     json!({ "orders": [order] })
 }
 
-/// A proxy may answer by itself although the request went through, so only an error with our code is an answer.
+/// A proxy may answer by itself although the request went through, so only an error with our code
+/// is an answer.
 #[test]
 fn an_error_without_a_code_decides_nothing() {
     for status in [
@@ -546,7 +549,8 @@ fn a_closed_pipe_ends_quietly_and_a_failed_write_is_an_error() {
         assert_eq!(said(&output), "", "{arguments:?}");
         assert!(output.status.success(), "{arguments:?}");
     }
-    // Nobody could be told that standard error is full, so the exit status is the one of the command.
+    // Nobody could be told that standard error is full, so the exit status is the one of the
+    // command.
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = command("localhost", &["orders", "list"])
         .stderr(full)
@@ -567,8 +571,8 @@ fn a_wrong_setting_is_named() {
     );
 }
 
-/// Whoever has set too little gets to know what is missing. Nothing was sent, so nothing is repeated, and
-/// no order is in doubt.
+/// Whoever has set too little gets to know what is missing. Nothing was sent, so nothing is
+/// repeated, and no order is in doubt.
 #[test]
 fn without_a_setting_nothing_is_sent_and_no_order_is_in_doubt() {
     for missing in ["BASE_URL", "ACCESS_KEY", "SECRET_KEY"] {

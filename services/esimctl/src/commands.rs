@@ -10,12 +10,13 @@ use crate::{
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum EsimctlCommand {
-    // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
+    // In the order of tasks: what is wrong, what is it about, what can be done, and then the
+    // upkeep.
     /// Examine the system, and say how to mend what is wrong
     ///
-    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
-    /// provider and backups, and changes nothing. It does not look at the console, whose `/readyz` says
-    /// whether it runs.
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's
+    /// OpenID provider and backups, and changes nothing. It does not look at the console, whose
+    /// `/readyz` says whether it runs.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<doctor::DoctorArgs>),
     /// Say what is wrong, since when, who is affected and what to do

@@ -2,11 +2,11 @@
 //! the remedy and the section of the runbook.
 //!
 //! It runs on an operator's machine or in a pod, and changes nothing. It looks from outside: at
-//! PostgreSQL, at NATS, at the OpenID provider of the console and at files. It asks no process of the services, because their admin ports
-//! are closed to most places, but each of them shows in the database that it runs. Each check is
-//! one line: fine, a warning or a fault. A check that cannot be made, because it was not told where
-//! to look, is a warning, so that nobody takes silence for health; `--without` leaves it out on
-//! purpose. One check never keeps the others from being made.
+//! PostgreSQL, at NATS, at the OpenID provider of the console and at files. It asks no process of
+//! the services, because their admin ports are closed to most places, but each of them shows in the
+//! database that it runs. Each check is one line: fine, a warning or a fault. A check that cannot
+//! be made, because it was not told where to look, is a warning, so that nobody takes silence for
+//! health; `--without` leaves it out on purpose. One check never keeps the others from being made.
 
 mod command;
 mod database;

@@ -1,5 +1,5 @@
-//! What every command works with: the connection and the output, the confirmation and the record of a change, and the arguments
-//! that several commands share.
+//! What every command works with: the connection and the output, the confirmation and the record of
+//! a change, and the arguments that several commands share.
 
 pub mod confirm;
 pub mod console;

@@ -3,9 +3,10 @@
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
-//! the same database. Only `provider check`, `provider reconcile` and `catalogue pull` talk to somebody else, the provider. It is the only program that migrates the schema and that creates partners. A
-//! partner's secrets are stored encrypted and are shown only once, by the command that creates or
-//! replaces them.
+//! the same database. Only `provider check`, `provider reconcile` and `catalogue pull` talk to
+//! somebody else, the provider. It is the only program that migrates the schema and that creates
+//! partners. A partner's secrets are stored encrypted and are shown only once, by the command that
+//! creates or replaces them.
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
@@ -13,10 +14,10 @@
 //! commit in several steps, because they may have to change many rows; run them again after
 //! an interruption.
 //!
-//! A group of commands has a module of its own, such as `partner`, in the folder of its subject, such as
-//! `partners`. All of them share the modules in `frame`: `console` connects to the database and prints the
-//! result, `output` lays out text, `lookup` finds the partner that an argument names, and `confirm` shows a
-//! preview and asks before a change that cannot be taken back.
+//! A group of commands has a module of its own, such as `partner`, in the folder of its subject,
+//! such as `partners`. All of them share the modules in `frame`: `console` connects to the database
+//! and prints the result, `output` lays out text, `lookup` finds the partner that an argument
+//! names, and `confirm` shows a preview and asks before a change that cannot be taken back.
 
 mod commands;
 mod deliveries;
@@ -96,8 +97,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Refuses settings that no command could work with, for `config show`. Each command checks what it
-    /// uses itself.
+    /// Refuses settings that no command could work with, for `config show`. Each command checks
+    /// what it uses itself.
     pub fn check(&self) -> anyhow::Result<()> {
         if let (None, Some(database)) = (&self.command, &self.database) {
             database.options("esimctl").map_err(BadSetting::error)?;

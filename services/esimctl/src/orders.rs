@@ -1,4 +1,5 @@
-//! Orders and what is bought for them: finding and showing an order, purchases and give-backs that wait for a person, erasure.
+//! Orders and what is bought for them: finding and showing an order, purchases and give-backs that
+//! wait for a person, erasure.
 
 pub mod erase;
 pub mod find;

@@ -1,4 +1,5 @@
-//! The upkeep of a system: its schema, secrets, retention and archives, and the record of what operators did.
+//! The upkeep of a system: its schema, secrets, retention and archives, and the record of what
+//! operators did.
 
 pub mod action;
 pub mod archive;

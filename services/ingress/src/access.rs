@@ -1,8 +1,8 @@
 //! Who may send a request, and how much of it.
 //!
 //! [`authentication`] finds the partner in the [`directory`] and checks the signature.
-//! [`admission`] and [`rates`] then apply the [`limits`](crate::limits) of the partner and of this process, so
-//! that no request takes resources before it is known whose it is.
+//! [`admission`] and [`rates`] then apply the [`limits`](crate::limits) of the partner and of this
+//! process, so that no request takes resources before it is known whose it is.
 
 pub(crate) mod admission;
 pub(crate) mod authentication;

@@ -2,7 +2,8 @@
 //!
 //! A request enters by [`server`], whose [`connection`] knows when the answer has left, and goes
 //! through the [`routes`](crate::routes) to its handler. [`body`] reads its body, and [`error`],
-//! [`codes`] and [`named`] make its error response. [`refusals`] keeps refused requests for operators.
+//! [`codes`] and [`named`] make its error response. [`refusals`] keeps refused requests for
+//! operators.
 
 pub(crate) mod body;
 pub(crate) mod codes;

@@ -102,8 +102,8 @@ const REFUSALS_LOGGED: u32 = 20;
 /// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
 /// ones wait, so that many new URLs do not overload the name servers.
 const RESOLVING: usize = 8;
-/// The maximum number of requests that wait for an undecided order with the same external id. While an
-/// order waits for its verdict, it may still be refused, and its external id would then be free
+/// The maximum number of requests that wait for an undecided order with the same external id. While
+/// an order waits for its verdict, it may still be refused, and its external id would then be free
 /// again. A second request with this id therefore waits until the first order is decided. Each one
 /// that waits asks the database a few times per second, which this bounds; further ones get a 503
 /// with Retry-After.
@@ -162,8 +162,8 @@ pub struct Config {
 
     /// Maximum number of items in one order
     ///
-    /// A larger order gets a 422. A request may have 640 bytes for each item, and at least 64 KiB; a
-    /// larger one gets a 413.
+    /// A larger order gets a 422. A request may have 640 bytes for each item, and at least 64 KiB;
+    /// a larger one gets a 413.
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
 

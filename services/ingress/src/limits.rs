@@ -57,19 +57,19 @@ pub struct LimitsConfig {
     ///
     /// Orders queue while the database is slow or busy. An order whose turn does not come in this
     /// time is taken out of the queue, is not stored, and gets a 503 with Retry-After. A
-    /// self-service request waits for as long until fewer than 64 of them are in flight. If 256 wait
-    /// already, or its time is over, it gets a 429 if the partner has used up its share, otherwise a
-    /// 503, both with Retry-After.
+    /// self-service request waits for as long until fewer than 64 of them are in flight. If 256
+    /// wait already, or its time is over, it gets a 429 if the partner has used up its share,
+    /// otherwise a 503, both with Retry-After.
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
 
     /// Maximum number of orders per second of one partner
     ///
     /// Only orders whose bodies have no errors count. Further orders get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. A partner may send five times as many signed requests
-    /// of all kinds per second, and order five times as many units; for units the burst is one
-    /// order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
-    /// partner set` can give a partner other limits, each of its own.
+    /// burst of one second's worth is allowed. A partner may send five times as many signed
+    /// requests of all kinds per second, and order five times as many units; for units the burst is
+    /// one order with `MAX_UNITS` if that is more, so that the largest order always fits.
+    /// `esimctl partner set` can give a partner other limits, each of its own.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
 

@@ -2,14 +2,15 @@
 //!
 //! Guarantees:
 //!
-//! - Every response to a request has an `X-Request-Id`, so that the log line of an error can be found by
-//!   what the partner quotes. No cache may store it.
+//! - Every response to a request has an `X-Request-Id`, so that the log line of an error can be
+//!   found by what the partner quotes. No cache may store it.
 //! - An error is logged once, here, with the cause of a 500. A flood of refused requests, or of
 //!   requests that fail because the database does, is sampled in the log, and counted in full by
 //!   the metrics.
 //! - No path, query or header of a request is logged, because they can hold secrets. Of a refused
 //!   request with the access key of a partner, the path is stored for operators
-//!   ([`crate::http::refusals`]); only signed routes have such requests, and their paths hold no secrets.
+//!   ([`crate::http::refusals`]); only signed routes have such requests, and their paths hold no
+//!   secrets.
 //!
 //! [`crate::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
 //! [`crate::http::error`] attaches to each error response.
@@ -100,10 +101,10 @@ impl Observer {
         std::iter::once(codes).chain(links).collect()
     }
 
-    /// The whole response to a connection for which there is no place. The listener sends these bytes
-    /// without calling [`observe`], so they have the headers that it adds to every other error, but no
-    /// id, because no request was read. Without the error header a client would take the response for
-    /// one of a proxy.
+    /// The whole response to a connection for which there is no place. The listener sends these
+    /// bytes without calling [`observe`], so they have the headers that it adds to every other
+    /// error, but no id, because no request was read. Without the error header a client would take
+    /// the response for one of a proxy.
     pub(crate) fn too_many_connections(&self) -> Vec<u8> {
         const BODY: &str = r#"{"error":"Too many connections are open; try again later"}"#;
         let errors = [NamedCode::from(ErrorCode::Overloaded)];

@@ -3,8 +3,9 @@
 //! [`create`] is the handler. [`request`] parses the body, and [`check`] checks it against the
 //! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`]
 //! meanwhile receives the verdicts and [`heartbeats`] of the provisioners, and holds the readiness
-//! events of the order until its answer has left. [`crate::http::departures`] remembers that it has, for early
-//! cancellations. [`mishap`] makes answers go wrong for sandbox accounts that ask for it.
+//! events of the order until its answer has left. [`crate::http::departures`] remembers that it
+//! has, for early cancellations. [`mishap`] makes answers go wrong for sandbox accounts that ask
+//! for it.
 
 pub(crate) mod accept;
 pub(crate) mod check;

@@ -1,5 +1,6 @@
-//! What needs no key: the documentation for partners (the `OpenAPI` document and the reference that is
-//! made from it, the page of errors, the guide with its examples, the public keys of webhooks), and the [QR codes](qr).
+//! What needs no key: the documentation for partners (the `OpenAPI` document and the reference that
+//! is made from it, the page of errors, the guide with its examples, the public keys of webhooks),
+//! and the [QR codes](qr).
 //!
 //! Guarantees: the pages load nothing from other hosts. The page of the document signs requests in
 //! the browser with the partner's keys, so its content security policy lets it load from and send
@@ -50,7 +51,8 @@ macro_rules! example {
 /// [`router`] replaces.
 fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 15] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
-    // In the repository the guide links files: the source of the reference, and the errors as Markdown.
+    // In the repository the guide links files: the source of the reference, and the errors as
+    // Markdown.
     let guide = include_str!("../../../docs/partner-guide.md")
         .replace("](openapi.json", "](partner-reference.md")
         .replace("](errors.md", "](errors");

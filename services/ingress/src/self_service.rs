@@ -10,8 +10,9 @@
 //! - No response may be stored by a cache, because many of them hold activation codes or keys.
 //!
 //! [`crate::routes`] merges the [`router`]. A handler takes a [`session::Session`], which exists
-//! only for a request that was authenticated and admitted. The module relies on the statements of `store`, each of which filters by the partner;
-//! those of the catalogue filter by the partner's environment.
+//! only for a request that was authenticated and admitted. The module relies on the statements of
+//! `store`, each of which filters by the partner; those of the catalogue filter by the partner's
+//! environment.
 
 mod account;
 mod delivery_list;

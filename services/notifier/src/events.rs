@@ -20,7 +20,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// The maximum number of rows of one statement.
 const BATCH: u32 = 500;
 
-/// Does what has to be done once after each start, and tries again until it is done or the soft stop.
+/// Does what has to be done once after each start, and tries again until it is done or the soft
+/// stop.
 ///
 /// Partners are told the addresses only then, because a setting changes with a restart: during an
 /// upgrade old and new processes may have different lists, and would otherwise tell them in turn.
@@ -71,8 +72,8 @@ async fn tell_addresses(
     Ok(())
 }
 
-/// Makes the events and notices about keys that end within `notice`, and deletes old events, resends
-/// and history in batches.
+/// Makes the events and notices about keys that end within `notice`, and deletes old events,
+/// resends and history in batches.
 pub async fn look_at_all(
     database: &Database,
     notice: Duration,

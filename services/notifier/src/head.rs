@@ -62,8 +62,8 @@ fn upper(bytes: &[u8], most: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The status of a line such as `HTTP/1.1 200 OK`. The version may be any, and blanks may be tabs or
-/// several.
+/// The status of a line such as `HTTP/1.1 200 OK`. The version may be any, and blanks may be tabs
+/// or several.
 fn status_of_line(line: &[u8]) -> Result<u16, BadHead> {
     if upper(line, 5) != b"HTTP/" {
         return Err(BadHead::NotHttp);

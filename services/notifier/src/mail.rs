@@ -2,8 +2,8 @@
 //! [`crate::deliver`] makes the message and calls [`Mailer::send`].
 //!
 //! Guarantee: a conversation with the relay ends within `WEBHOOK_TIMEOUT`, and uses TLS with a
-//! checked certificate unless the operator has switched it off in `SMTP_URL`. No error text contains
-//! the address, because it is personal data, nor what the relay wrote.
+//! checked certificate unless the operator has switched it off in `SMTP_URL`. No error text
+//! contains the address, because it is personal data, nor what the relay wrote.
 //!
 //! The guard of webhooks plays no part here: every mail goes to the one relay that the operator has
 //! named, whatever the address is, and the relay decides where to send it.
@@ -50,7 +50,8 @@ const STARTTLS_PORT: u16 = 587;
 pub struct RelayConfig {
     #[command(flatten)]
     pub mail: MailConfig,
-    /// The relay that takes the mails, such as `smtps://user:password@relay.example.com` [default: no mails]
+    /// The relay that takes the mails, such as `smtps://user:password@relay.example.com` [default:
+    /// no mails]
     ///
     /// `smtps://` speaks TLS from the beginning, by default at port 465. `smtp://` begins without
     /// it and demands STARTTLS, by default at port 587. `smtp://…?tls=none` uses no TLS and no
@@ -182,8 +183,8 @@ fn trusted(host: &str, ca_file: Option<&Path>) -> Result<TlsParameters, String> 
 
 impl Mailer {
     /// Sends one mail. The status of the response is the relay's reply code; an
-    /// [`EndpointResponse`] with it leads to the same decisions as the status of an endpoint, except
-    /// for [`refused_for_good`].
+    /// [`EndpointResponse`] with it leads to the same decisions as the status of an endpoint,
+    /// except for [`refused_for_good`].
     pub async fn send(&self, mail: &Mail<'_>) -> Result<EndpointResponse, NoResponse> {
         let message = self.message(mail).ok_or(NoResponse::BadUrl)?;
         let sending = pipeline::perform(pipeline::Effect::Webhook, self.relay.send(message));

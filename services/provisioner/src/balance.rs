@@ -1,6 +1,6 @@
 //! Reads the balance of our account at a provider that shows it, so that an operator hears that it
-//! is nearly used up before the provider refuses purchases for that reason. It is stored for the console,
-//! too.
+//! is nearly used up before the provider refuses purchases for that reason. It is stored for the
+//! console, too.
 //!
 //! Nothing here decides whether something is bought. After a failed read the metric keeps its last
 //! value.

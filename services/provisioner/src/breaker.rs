@@ -197,8 +197,9 @@ impl Breaker {
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Records that the probe got a response, if it is a call that says nothing about purchases. Unlike
-    /// [`Self::responded`], it does not end a streak of failures while the breaker is closed.
+    /// Records that the probe got a response, if it is a call that says nothing about purchases.
+    /// Unlike [`Self::responded`], it does not end a streak of failures while the breaker is
+    /// closed.
     pub async fn responded_to_probe(&self, version: BreakerVersion) {
         if !self.is_closed() {
             self.responded(version).await;

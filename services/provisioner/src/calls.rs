@@ -1,7 +1,7 @@
-//! The calls to a provider. Each call waits for its turn under the rate limit and is measured. The calls
-//! of orders are also reported to the breaker, because they show whether purchases work; those about
-//! the balance and about delivered eSIMs do not open it. The results of purchases and look-ups are
-//! reported to the limits of the lanes, too.
+//! The calls to a provider. Each call waits for its turn under the rate limit and is measured. The
+//! calls of orders are also reported to the breaker, because they show whether purchases work;
+//! those about the balance and about delivered eSIMs do not open it. The results of purchases and
+//! look-ups are reported to the limits of the lanes, too.
 //!
 //! All calls to a provider go through [`Calls`], so that none escapes the rate limit.
 
@@ -76,10 +76,10 @@ impl Calls {
 
     /// Looks an attempt up by its placement id.
     ///
-    /// `was_unknown` says that the purchase ended without a response and that no look-up has given a
-    /// definite one since, so that this look-up shows whether the purchase failed. If it is false,
-    /// a look-up that finds nothing says nothing about the lane: the attempt was perhaps never
-    /// sent, or its failure has been counted already.
+    /// `was_unknown` says that the purchase ended without a response and that no look-up has given
+    /// a definite one since, so that this look-up shows whether the purchase failed. If it is
+    /// false, a look-up that finds nothing says nothing about the lane: the attempt was perhaps
+    /// never sent, or its failure has been counted already.
     pub async fn look_up(
         &self,
         lane: &Arc<str>,
@@ -120,8 +120,8 @@ impl Calls {
         }
     }
 
-    /// Asks for the balance of our account. It says nothing about purchases, so it neither opens nor
-    /// closes the breaker.
+    /// Asks for the balance of our account. It says nothing about purchases, so it neither opens
+    /// nor closes the breaker.
     pub async fn balance(&self) -> Result<Balance, Trouble> {
         self.rate.turn().await;
         let balance = within(self.longest(), self.provider.balance());
@@ -141,10 +141,11 @@ impl Calls {
         response
     }
 
-    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after `send_by`.
-    /// It queues like the calls of orders, because an attempt that waited behind them could never be
-    /// sent in time during a long backlog. Like [`Self::balance`], it opens no breaker. While the breaker
-    /// is not closed it is not sent, because what a half-open breaker stops, it stops for every call.
+    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after
+    /// `send_by`. It queues like the calls of orders, because an attempt that waited behind them
+    /// could never be sent in time during a long backlog. Like [`Self::balance`], it opens no
+    /// breaker. While the breaker is not closed it is not sent, because what a half-open breaker
+    /// stops, it stops for every call.
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
@@ -183,8 +184,8 @@ impl Calls {
         response
     }
 
-    /// Awaits a call of an order, and reports it to the metrics and the breaker. `lane` is that of a
-    /// purchase; other calls have none.
+    /// Awaits a call of an order, and reports it to the metrics and the breaker. `lane` is that of
+    /// a purchase; other calls have none.
     async fn measure<T>(
         &self,
         call: &'static str,

@@ -38,8 +38,8 @@ use crate::{
 /// The format of the file. A file of another version is refused.
 const VERSION: u32 = 1;
 
-/// A line of the file. `P` is a [`LedgerPurchase`], which is owned when it is read and borrowed when it
-/// is written.
+/// A line of the file. `P` is a [`LedgerPurchase`], which is owned when it is read and borrowed
+/// when it is written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Record<P> {

@@ -1,11 +1,11 @@
 //! The sandbox eSIM provider: a provider of our own that sells nothing real.
 //!
 //! It speaks the protocol of USIMSA over HTTP, with its authentication, so provisioners buy from it
-//! exactly as they buy from a real provider. Sandbox partners order from it, and the tests use it to
-//! make a provider fail in every way that we can think of: each option follows its script
-//! ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole provider
-//! are set at run time ([`faults`]). For tests of other adapters, `tests/upstreams` adds further
-//! protocols over the same ledger ([`serve`]).
+//! exactly as they buy from a real provider. Sandbox partners order from it, and the tests use it
+//! to make a provider fail in every way that we can think of: each option follows its script
+//! ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole
+//! provider are set at run time ([`faults`]). For tests of other adapters, `tests/upstreams` adds
+//! further protocols over the same ledger ([`serve`]).
 //!
 //! Its guarantee is the ledger ([`ledger`]), a file that lists every purchase. A purchase is
 //! written to it before the response is sent, so a `kill -9` loses none. Tests compare the ledger
@@ -80,8 +80,8 @@ const EXAMPLES: &str = "Examples:
 
 /// The sandbox eSIM provider, which sells nothing real and records every purchase
 ///
-/// It speaks the protocol of USIMSA, so the pipeline buys from it as from a real provider. `/ledger` and `/faults` need no authentication: keep the sandbox on a private
-/// address.
+/// It speaks the protocol of USIMSA, so the pipeline buys from it as from a real provider.
+/// `/ledger` and `/faults` need no authentication: keep the sandbox on a private address.
 #[derive(Parser, Clone, Debug)]
 // `serve` and `catalogue` are values of an argument, and `healthcheck` is a subcommand, which
 // `runtime` adds. The usage shows all three as one COMMAND.

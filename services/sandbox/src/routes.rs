@@ -5,8 +5,8 @@
 //! affect `/ledger` and `/faults`, which need no authentication either, so that a test can always
 //! look and lift the faults.
 //!
-//! The protocol is that of USIMSA. A program may add [`FurtherProtocols`], as tests/upstreams does; all
-//! sell from one ledger ([`crate::sale`]).
+//! The protocol is that of USIMSA. A program may add [`FurtherProtocols`], as tests/upstreams does;
+//! all sell from one ledger ([`crate::sale`]).
 
 use std::time::Duration;
 
@@ -206,8 +206,8 @@ async fn fetch(
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too. A unit
-/// that is installed cannot be cancelled.
+/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too. A
+/// unit that is installed cannot be cancelled.
 async fn cancel(
     State(sandbox): State<Sandbox>,
     _: AuthenticRequest,

@@ -30,8 +30,8 @@ pub enum Sale {
 }
 
 /// Buys all products of an order, or none. `repeats` says what a second order with the same id
-/// does. [`SandboxError::Duplicate`] means that it was refused. `channel` takes the callbacks, if there is
-/// one.
+/// does. [`SandboxError::Duplicate`] means that it was refused. `channel` takes the callbacks, if
+/// there is one.
 pub async fn sell(
     sandbox: &Sandbox,
     order_id: String,

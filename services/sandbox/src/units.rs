@@ -49,7 +49,8 @@ pub fn fates(purchase: &LedgerPurchase) -> impl Iterator<Item = (UnitNumber, &st
         waiting += 1;
         Fate::Ready(first + later)
     };
-    // The script of an option is looked for once, and not for each of what may be thousands of units.
+    // The script of an option is looked for once, and not for each of what may be thousands of
+    // units.
     let scripted = purchase.products.iter().flat_map(|product| {
         let at_get = script::of(&product.option_id).at_get;
         (0..product.qty).map(move |_| (product.option_id.as_str(), at_get))

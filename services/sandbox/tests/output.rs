@@ -1,5 +1,5 @@
-//! `sandbox catalogue` when its output cannot be written: a closed pipe, as after `head`, ends it quietly, and
-//! a full disk is an error, because half a catalogue must not be imported.
+//! `sandbox catalogue` when its output cannot be written: a closed pipe, as after `head`, ends it
+//! quietly, and a full disk is an error, because half a catalogue must not be imported.
 
 use std::{
     fs::OpenOptions,

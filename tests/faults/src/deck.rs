@@ -45,8 +45,8 @@ fn card(
     }
 }
 
-/// The clocks of provisioners, which they compare with that of nobody. Ingress and the notifier compare
-/// theirs with that of partners, so what they do with a wrong one is another promise.
+/// The clocks of provisioners, which they compare with that of nobody. Ingress and the notifier
+/// compare theirs with that of partners, so what they do with a wrong one is another promise.
 fn of_clocks() -> [Card; 2] {
     let provisioners: Vec<Target> = (0..REPLICAS)
         .map(|one| Target::Process(Stage::Provisioner, one))

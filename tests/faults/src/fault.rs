@@ -32,13 +32,13 @@ pub enum Fault {
     Stalled,
     /// It opens no further file or connection until the fault ends.
     FilesExhausted,
-    /// It gets no further memory, so its next allocation ends it. It is started again when the fault
-    /// ends.
+    /// It gets no further memory, so its next allocation ends it. It is started again when the
+    /// fault ends.
     MemoryExhausted,
     /// Its wall clock is that many seconds ahead, or behind if they are negative.
     ClockStepped(i64),
-    /// A server, or the provider, is killed while no packet passes: nobody is told that the connections
-    /// have ended. When the fault ends, packets pass again, and it is started again.
+    /// A server, or the provider, is killed while no packet passes: nobody is told that the
+    /// connections have ended. When the fault ends, packets pass again, and it is started again.
     Vanished,
     /// Network only: one of ten packets between the stages and their servers is lost.
     PacketsLost,

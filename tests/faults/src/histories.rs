@@ -1,10 +1,10 @@
 //! Compares the history of each unit with the model of the protocol (`model::history`). The facts
-//! are the changes of the rows, which the run's database notes ([`crate::stored::observe`]), answers
-//! and webhooks as the partners saw them, and the provider's ledger.
+//! are the changes of the rows, which the run's database notes ([`crate::stored::observe`]),
+//! answers and webhooks as the partners saw them, and the provider's ledger.
 //!
-//! A history that the model does not allow makes the run red even if it broke no promise: an attempt
-//! that was recorded after its purchase, for example, is one response away from a second purchase. If
-//! the services are right, the model lacks a step of theirs and must get it.
+//! A history that the model does not allow makes the run red even if it broke no promise: an
+//! attempt that was recorded after its purchase, for example, is one response away from a second
+//! purchase. If the services are right, the model lacks a step of theirs and must get it.
 
 use crate::book::Settled;
 use crate::orders::is_routed;
@@ -107,7 +107,8 @@ impl<'a> Facts<'a> {
         units.filter_map(|unit| Some((unit, self.history(unit)?)))
     }
 
-    /// The history of a unit; `None` if its rows cannot be read, or if a crash has lost a part of it.
+    /// The history of a unit; `None` if its rows cannot be read, or if a crash has lost a part of
+    /// it.
     fn history(&self, unit: &StoredUnit) -> Option<History> {
         let placement = self.placements.get(unit.placement_id.as_str())?;
         let order = self.orders.get(unit.order_id.as_str())?;
@@ -128,8 +129,8 @@ impl<'a> Facts<'a> {
         facts.extend(self.answers.get(unit.order_id.as_str()).copied());
         let providers = if is_routed(&unit.option) { 2 } else { 1 };
         facts.extend(sold.iter().map(|one| {
-            // The name that the second one has for the option ends with its price, which only its own
-            // protocol takes off.
+            // The name that the second one has for the option ends with its price, which only its
+            // own protocol takes off.
             let is_by_second = providers == 2 && !one.option.contains('@');
             let provider = u8::from(is_by_second);
             around(Seen::Bought { provider }, one.at)
@@ -228,9 +229,10 @@ impl<'a> Facts<'a> {
         Some(rows)
     }
 
-    /// Whether the row was settled once more after a crash of the database. A purchase that a look-up finds
-    /// again is settled without a flush, so a crash may lose the settlement after its webhook has arrived.
-    /// The change that the database noted is lost with it, and the model's database loses nothing.
+    /// Whether the row was settled once more after a crash of the database. A purchase that a
+    /// look-up finds again is settled without a flush, so a crash may lose the settlement after its
+    /// webhook has arrived. The change that the database noted is lost with it, and the model's
+    /// database loses nothing.
     fn settlement_was_lost(&self, rows: &[(Row, f64)], webhooks: &[(Duration, bool)]) -> bool {
         let mut placed = rows
             .iter()
@@ -247,8 +249,8 @@ impl<'a> Facts<'a> {
         })
     }
 
-    /// That the purchase at this time was sent so long after its attempt was recorded that it should
-    /// have been abandoned, if it was.
+    /// That the purchase at this time was sent so long after its attempt was recorded that it
+    /// should have been abandoned, if it was.
     fn unsent(&self, changes: &[&StoredChange], bought: Duration) -> Option<Fact> {
         let mut claims = changes.iter().filter(|change| {
             change.state == "placing" && self.since(change.at) <= bought + SAME_MOMENT
@@ -338,8 +340,8 @@ fn answers(evidence: &Evidence) -> HashMap<&str, Fact> {
 /// An id of a partner's order, with the partner.
 type OrderKey<'a> = (&'a str, &'a str);
 
-/// The order that each id has, and the number of its placements, if there is only one order: which of
-/// several an answer is about is not known.
+/// The order that each id has, and the number of its placements, if there is only one order: which
+/// of several an answer is about is not known.
 fn only_orders(evidence: &Evidence) -> HashMap<OrderKey<'_>, (&str, usize)> {
     let mut placements: HashMap<&str, usize> = HashMap::new();
     for placement in &evidence.stored.placements {

@@ -56,8 +56,8 @@ pub struct Happened {
 /// What a fault leaves.
 #[derive(Default)]
 struct Undone {
-    /// Its end, if that is earlier than the end of the cleaning up: after a failover, a new standby is
-    /// made while orders succeed again.
+    /// Its end, if that is earlier than the end of the cleaning up: after a failover, a new standby
+    /// is made while orders succeed again.
     at: Option<Duration>,
     met: Option<u64>,
 }
@@ -351,11 +351,12 @@ async fn is_ready(process: &mut Process) -> bool {
     ready.is_ok_and(|ready| ready.is_ok())
 }
 
-/// Applies a fault to one process. Returns how often it was met, if somebody counts that. A restart does
-/// not wait until the process is ready, because the servers that it needs may be down.
+/// Applies a fault to one process. Returns how often it was met, if somebody counts that. A restart
+/// does not wait until the process is ready, because the servers that it needs may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<Option<u64>> {
     // A process that cannot open what it needs to start ends, as it should, and one that has just
-    // begun has no clock or memory to spoil yet. What is not applied counts neither as met nor as missed.
+    // begun has no clock or memory to spoil yet. What is not applied counts neither as met nor as
+    // missed.
     let needs_ready = matches!(
         planned.fault,
         Fault::FilesExhausted | Fault::MemoryExhausted | Fault::ClockStepped(_)

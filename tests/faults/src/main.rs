@@ -6,12 +6,13 @@
 //! A seed decides all faults and orders, so a red run can be repeated with the same faults. It will
 //! not be the same run in every detail, because the processes' timing differs.
 //!
-//! [`schedule`], which draws each [`fault`] from a [`deck`], and [`orders`] plan the run and do no I/O.
-//! [`world`] is the system under test, with the [`servers`] that it needs and the [`proxy`] in front of a
-//! primary. [`inject`] applies the faults, some by what is [`preload`]ed into processes, and some by dropped
-//! [`packets`]. [`operator`] repairs what lost commits leave. [`client`] and [`endpoints`], one of them
-//! behind [`tls`], are the partners. [`book`] and [`stored`] hold the evidence, [`verdict`] judges it
-//! without I/O, [`histories`] compares it with the model of the protocol, and [`report`] prints the result.
+//! [`schedule`], which draws each [`fault`] from a [`deck`], and [`orders`] plan the run and do no
+//! I/O. [`world`] is the system under test, with the [`servers`] that it needs and the [`proxy`] in
+//! front of a primary. [`inject`] applies the faults, some by what is [`preload`]ed into processes,
+//! and some by dropped [`packets`]. [`operator`] repairs what lost commits leave. [`client`] and
+//! [`endpoints`], one of them behind [`tls`], are the partners. [`book`] and [`stored`] hold the
+//! evidence, [`verdict`] judges it without I/O, [`histories`] compares it with the model of the
+//! protocol, and [`report`] prints the result.
 
 mod book;
 mod client;
@@ -52,13 +53,14 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::{Load, Setting, World};
 
-/// How long the system may take to come to rest after the last fault, or after it last got further, in
-/// addition to `PARK_AFTER`. At many orders a second some options wait longer than the run lasts:
-/// `flapping` answers the first two attempts of each order with an error, each of which is unsettled for
-/// `SETTLE`, and a lane has few unsettled attempts at a time. What is still bought is not lost.
+/// How long the system may take to come to rest after the last fault, or after it last got further,
+/// in addition to `PARK_AFTER`. At many orders a second some options wait longer than the run
+/// lasts: `flapping` answers the first two attempts of each order with an error, each of which is
+/// unsettled for `SETTLE`, and a lane has few unsettled attempts at a time. What is still bought is
+/// not lost.
 ///
-/// The longest way is that of a `rate-limited` order whose sandbox was restarted last: it has forgotten the
-/// attempts, so three more are needed, which may be two minutes apart.
+/// The longest way is that of a `rate-limited` order whose sandbox was restarted last: it has
+/// forgotten the attempts, so three more are needed, which may be two minutes apart.
 const REST: Duration = Duration::from_mins(7);
 /// How many placements fewer to buy count as getting further.
 const REST_PROGRESS: i64 = 20;
@@ -69,9 +71,9 @@ const PROGRESS: Duration = Duration::from_secs(5);
 ///
 /// The run starts a `PostgreSQL`, a nats-server and a sandbox of its own, and two processes of each
 /// stage. With `--cluster` it starts a primary with a synchronous standby behind proxies and three
-/// nats-servers instead, and plays the failover manager. The exit status is 0 if the promise held. It
-/// is 1 if it is broken; then the ids are printed, and everything is kept in a folder for inspection.
-/// It is 2 if the run could not be carried out.
+/// nats-servers instead, and plays the failover manager. The exit status is 0 if the promise held.
+/// It is 1 if it is broken; then the ids are printed, and everything is kept in a folder for
+/// inspection. It is 2 if the run could not be carried out.
 #[derive(Debug, Parser)]
 #[command(
     name = "tests/faults/run",
@@ -139,15 +141,15 @@ struct Settings {
     #[arg(long, value_name = "KIND")]
     only: Vec<String>,
     /// Let every order have these options of the sandbox, such as `refused,slow` [default: a mix of
-    /// all]. `routed` is sold out at the sandbox and comes from the provider of `--provider`, and so
-    /// does `routed-slow`, which that provider takes 5 s to sell
+    /// all]. `routed` is sold out at the sandbox and comes from the provider of `--provider`, and
+    /// so does `routed-slow`, which that provider takes 5 s to sell
     #[arg(long, value_delimiter = ',', value_parser = option)]
     items: Vec<&'static str>,
     /// Number of equal requests that a client sends at once for each order
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     at_once: u8,
-    /// Set a variable of every process of a stage, such as `ingress:PLACEMENT_WAIT=0s`. Can be given
-    /// several times
+    /// Set a variable of every process of a stage, such as `ingress:PLACEMENT_WAIT=0s`. Can be
+    /// given several times
     #[arg(long, value_name = "STAGE:NAME=VALUE", value_parser = setting)]
     set: Vec<Setting>,
     /// Print the report as JSON

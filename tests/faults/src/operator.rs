@@ -15,8 +15,8 @@ use testkit::stack::Stage;
 use testkit::wait::until;
 use tokio::sync::MutexGuard;
 
-/// How long the stages may take to notice that commits were lost. Each of them opens a connection at
-/// least every ten seconds.
+/// How long the stages may take to notice that commits were lost. Each of them opens a connection
+/// at least every ten seconds.
 const NOTICED: Duration = Duration::from_secs(15);
 /// How long the connections of stopped provisioners may stay open.
 const DISCONNECTED: Duration = Duration::from_secs(20);
@@ -144,8 +144,8 @@ impl Victims {
                 continue;
             }
             let mut process = process.lock().await;
-            // Its exit status does not matter: a process that another fault has just started is ended
-            // by the signal itself.
+            // Its exit status does not matter: a process that another fault has just started is
+            // ended by the signal itself.
             process.terminate(STOP).await?;
             stopped.push(process);
         }

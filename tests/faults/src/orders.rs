@@ -22,8 +22,8 @@ pub const OPTIONS: [(&str, u32); 12] = [
 ];
 /// The option whose profiles never arrive, so its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
-/// The options of `--items` that the sandbox has sold out and the provider of the run sells, with the
-/// option of that provider. They are not among [`OPTIONS`].
+/// The options of `--items` that the sandbox has sold out and the provider of the run sells, with
+/// the option of that provider. They are not among [`OPTIONS`].
 pub const ROUTED: [(&str, &str); 2] = [("routed", "ready"), ("routed-slow", "slow")];
 /// The share of clients that hang up before they read a response.
 const HANG_UP: f64 = 0.1;

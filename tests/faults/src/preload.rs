@@ -1,6 +1,7 @@
-//! Spoils the clock of a process, its flushes, its memory, or the space on its disk, by the library of `preload.c`,
-//! which tests/faults/run builds. The library is loaded into the process and maps a file that is named
-//! like the process id. For each kind the file says what to spoil, and how often the process has met it.
+//! Spoils the clock of a process, its flushes, its memory, or the space on its disk, by the library
+//! of `preload.c`, which tests/faults/run builds. The library is loaded into the process and maps a
+//! file that is named like the process id. For each kind the file says what to spoil, and how often
+//! the process has met it.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;

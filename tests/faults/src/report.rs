@@ -10,9 +10,10 @@ use std::time::Duration;
 use testkit::rows;
 use testkit::table::{figure, table};
 
-/// How many counted faults of a kind, none of which struck, make the run red. With a fault every two
-/// seconds the least share of a kind that struck was one in three, so none of ten strikes once in 60
-/// runs that have so many of it; with fewer faults at a time the shares are two in three and more.
+/// How many counted faults of a kind, none of which struck, make the run red. With a fault every
+/// two seconds the least share of a kind that struck was one in three, so none of ten strikes once
+/// in 60 runs that have so many of it; with fewer faults at a time the shares are two in three and
+/// more.
 const MUST_STRIKE: usize = 10;
 /// How many ids the text shows for each broken promise. JSON lists all of them.
 const SHOWN: usize = 20;
@@ -41,16 +42,16 @@ pub struct Kind {
     pub faults: usize,
     pub median_recovery_seconds: Option<f64>,
     pub longest_recovery_seconds: Option<f64>,
-    /// Of how many of them somebody counted how often they were met; how many of these were; and how
-    /// often in all.
+    /// Of how many of them somebody counted how often they were met; how many of these were; and
+    /// how often in all.
     pub counted: usize,
     pub struck: usize,
     pub met: u64,
 }
 
 impl Kind {
-    /// Whether some of these faults should have struck, and none did. Then the run has not tried what
-    /// it says.
+    /// Whether some of these faults should have struck, and none did. Then the run has not tried
+    /// what it says.
     pub fn never_struck(&self) -> bool {
         self.counted >= MUST_STRIKE && self.struck == 0
     }

@@ -3,9 +3,9 @@
 //!
 //! This module also plays the failover manager. It notices a fault of the primary only after
 //! [`NOTICED`], promotes the standby, leads the proxies to it, and makes a new standby, so that the
-//! next failover is possible. An asynchronous standby gets nothing during the last [`LAG`] before the
-//! primary fails, so the commits of this time are lost with the primary. Connections that led to the
-//! old primary stay open, as they do with real managers.
+//! next failover is possible. An asynchronous standby gets nothing during the last [`LAG`] before
+//! the primary fails, so the commits of this time are lost with the primary. Connections that led
+//! to the old primary stay open, as they do with real managers.
 
 use crate::fault::{Fault, Terms};
 use crate::packets::{self, Dropped};
@@ -37,8 +37,8 @@ const ZOMBIE: Duration = Duration::from_secs(4);
 /// How often a standby is made anew, at most, before the run gives up, and the pause before each.
 const COPIES: u32 = 4;
 const COPY_AGAIN: Duration = Duration::from_secs(2);
-/// How long the stages may take to see that their commits wait for a standby. They look once a second,
-/// unless they are stalled or have just been restarted, too.
+/// How long the stages may take to see that their commits wait for a standby. They look once a
+/// second, unless they are stalled or have just been restarted, too.
 const SEEN: Duration = Duration::from_mins(2);
 /// How long before its promotion an asynchronous standby gets no commits any more.
 const LAG: Duration = Duration::from_secs(3);
@@ -300,9 +300,9 @@ impl Postgres {
         Ok(())
     }
 
-    /// Waits until a stage has noted that commits wait for the standby. After a promotion before that,
-    /// nobody could know that no commit was lost, and the stages would rightly stop buying until an
-    /// operator has looked.
+    /// Waits until a stage has noted that commits wait for the standby. After a promotion before
+    /// that, nobody could know that no commit was lost, and the stages would rightly stop buying
+    /// until an operator has looked.
     async fn commits_are_seen_to_wait(&self, database: &str) -> Result<()> {
         let mut connection = PgConnection::connect(&self.direct(database)?).await?;
         let now = "SELECT clock_timestamp()::text";
@@ -386,8 +386,8 @@ impl Nats {
             .unwrap_or_default()
     }
 
-    /// Plays a fault. `stream` is the stream of jobs, whose leader counts as the leader. Returns how
-    /// many packets were dropped or jobs repeated, if any should be.
+    /// Plays a fault. `stream` is the stream of jobs, whose leader counts as the leader. Returns
+    /// how many packets were dropped or jobs repeated, if any should be.
     pub async fn befall(
         &mut self,
         fault: Fault,
@@ -430,8 +430,8 @@ impl Nats {
             Some(dropped) => Some(dropped.lift().await?),
             None => None,
         };
-        // All are started before the first one is waited for, because a server of a cluster is ready
-        // only once a majority runs.
+        // All are started before the first one is waited for, because a server of a cluster is
+        // ready only once a majority runs.
         for victim in &victims {
             self.servers[*victim].process.spawn()?;
         }
@@ -442,8 +442,9 @@ impl Nats {
     }
 }
 
-/// Publishes each message of a stream once more, so much later. Returns how many, or `None` if there was
-/// no stream all the while, because its servers were wiped and no service has made it again yet.
+/// Publishes each message of a stream once more, so much later. Returns how many, or `None` if
+/// there was no stream all the while, because its servers were wiped and no service has made it
+/// again yet.
 async fn repeat(url: &str, stream: &str, late: Duration, lasts: Duration) -> Result<Option<u64>> {
     let until = tokio::time::Instant::now() + lasts;
     // It does not hear what it publishes itself.

@@ -20,8 +20,8 @@ pub struct StoredOrder {
     pub partner_id: String,
     pub external_order_id: String,
     pub refused: bool,
-    /// Whether its answer waited for a verdict, and until when it could be answered, in seconds of the
-    /// Unix time.
+    /// Whether its answer waited for a verdict, and until when it could be answered, in seconds of
+    /// the Unix time.
     pub waits: bool,
     pub answer_by: f64,
 }
@@ -36,8 +36,8 @@ pub struct StoredPlacement {
     pub reason: Option<String>,
 }
 
-/// A row of a placement after a change, or the record of a delivery. Times are in seconds of the Unix
-/// time.
+/// A row of a placement after a change, or the record of a delivery. Times are in seconds of the
+/// Unix time.
 #[derive(Clone, Debug, Default, sqlx::FromRow)]
 pub struct StoredChange {
     /// When the transaction was about to commit.

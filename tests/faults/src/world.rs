@@ -191,8 +191,8 @@ impl World {
         Ok(())
     }
 
-    /// Reads what is in flight. It gives up soon, because a fault may have cut the database off, and
-    /// faults do not go on while the progress line is drawn.
+    /// Reads what is in flight. It gives up soon, because a fault may have cut the database off,
+    /// and faults do not go on while the progress line is drawn.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
         let reading = async { OnTheWay::read(&mut self.stack.database.connect().await?).await };
         tokio::time::timeout(Duration::from_secs(1), reading).await?

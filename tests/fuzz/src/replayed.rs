@@ -1,5 +1,5 @@
-//! A server that sends given bytes, whatever it is asked; only a request for a token of Airalo gets a
-//! good one, because nothing else is sent without it.
+//! A server that sends given bytes, whatever it is asked; only a request for a token of Airalo gets
+//! a good one, because nothing else is sent without it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! An agent that uses a program's tools by the Model Context Protocol, over its standard input and output.
+//! An agent that uses a program's tools by the Model Context Protocol, over its standard input and
+//! output.
 
 use std::{process::Stdio, time::Duration};
 

@@ -122,8 +122,8 @@ impl Esimctl {
         Ok(self.run_allowing(args, &[]).await?.1)
     }
 
-    /// Does the same, but the program may also end with one of these exit statuses. Returns its exit
-    /// status and its output.
+    /// Does the same, but the program may also end with one of these exit statuses. Returns its
+    /// exit status and its output.
     pub async fn run_allowing<T: DeserializeOwned>(
         &self,
         args: &[&str],
@@ -167,8 +167,8 @@ impl Esimctl {
         Ok((status, parsed))
     }
 
-    /// Runs `partner create`. `environment` is `sandbox` or `live`. A sandbox partner, too, has the rates
-    /// of the settings, because tests order much.
+    /// Runs `partner create`. `environment` is `sandbox` or `live`. A sandbox partner, too, has the
+    /// rates of the settings, because tests order much.
     pub async fn create_partner(
         &self,
         name: &str,

@@ -12,7 +12,8 @@
 //!   the same as bytes.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`mailbox`]: the operator's mail relay, which records the mails to partners.
-//! - [`esimctl`]: the operator's command line, run as a program; [`agent`]: what an agent sees of a program's tools.
+//! - [`esimctl`]: the operator's command line, run as a program; [`agent`]: what an agent sees of a
+//!   program's tools.
 //! - [`settings`]: the settings of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
 //! - [`wait`], [`progress`], [`names`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for

@@ -23,8 +23,8 @@ pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> 
     head_of(partner, "POST", ORDERS, &format!("{host}\r\n{framing}"))
 }
 
-/// The head of a correctly signed request with any method and path. `lines` are further header lines,
-/// without the end of the last one.
+/// The head of a correctly signed request with any method and path. `lines` are further header
+/// lines, without the end of the last one.
 pub fn head_of(partner: &Partner, method: &str, path: &str, lines: &str) -> Result<Vec<u8>> {
     let secret = signing::SecretKey::from_base64(&partner.secret_key)?;
     let timestamp = runtime::clock::unix_seconds().to_string();

@@ -41,8 +41,8 @@ pub fn of(
         .collect())
 }
 
-/// Starts the telemetry of a stage that runs in the process of a test, once. Without it there are no
-/// metrics to read and no trace to continue.
+/// Starts the telemetry of a stage that runs in the process of a test, once. Without it there are
+/// no metrics to read and no trace to continue.
 pub fn telemetry(stage: &'static str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

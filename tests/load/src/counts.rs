@@ -1,6 +1,6 @@
-//! Counts what the servers did for the orders of a run, or in an idle second: commits, flushes, WAL,
-//! scans, messages and wake-ups. Unlike times, counts do not depend on what else the machine does, so
-//! they show the effect of a change on any machine.
+//! Counts what the servers did for the orders of a run, or in an idle second: commits, flushes,
+//! WAL, scans, messages and wake-ups. Unlike times, counts do not depend on what else the machine
+//! does, so they show the effect of a change on any machine.
 
 use crate::number::{approximate, round};
 use crate::settings::System;
@@ -50,8 +50,8 @@ const NAMES: [(&str, &str); 11] = [
     ),
 ];
 
-/// `PostgreSQL` publishes the counts of a session at most once a second, and those of an idle session
-/// within ten.
+/// `PostgreSQL` publishes the counts of a session at most once a second, and those of an idle
+/// session within ten.
 const PUBLISHED: Duration = Duration::from_secs(11);
 /// How long an idle system is watched.
 const IDLE: Duration = Duration::from_secs(20);

@@ -1,10 +1,10 @@
 //! A model of PostgreSQL's log around one order of one unit that waits for a verdict. Some of its
-//! commits return before the log is on disk: the order itself, the settlement, and the record of the
-//! webhook. PostgreSQL may crash at any moment. It keeps a prefix of the commits that contains every
-//! flushed one, while the processes go on with what they remember.
+//! commits return before the log is on disk: the order itself, the settlement, and the record of
+//! the webhook. PostgreSQL may crash at any moment. It keeps a prefix of the commits that contains
+//! every flushed one, while the processes go on with what they remember.
 //!
-//! The other models ask what happens between two processes and take each commit as lasting. This one
-//! asks which commits must last before something leaves that rests on them.
+//! The other models ask what happens between two processes and take each commit as lasting. This
+//! one asks which commits must last before something leaves that rests on them.
 
 use clap::ValueEnum;
 use stateright::{Model, Property};
@@ -19,7 +19,8 @@ const ATTEMPTS: u8 = 2;
 /// A rule without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Safeguard {
-    /// A crash keeps the commits in the order of the log, so what is flushed covers what came before
+    /// A crash keeps the commits in the order of the log, so what is flushed covers what came
+    /// before
     LogOrder,
     /// The claim is flushed before the purchase is sent
     FlushClaim,
@@ -204,7 +205,8 @@ impl SmallModel for Protocol {
             name: "a stored order is delivered",
             is_kept: |protocol, state| {
                 let is_delivered = state.has(Commit::Delivered);
-                // An operator looks at what is parked, but what the partner was told must come true.
+                // An operator looks at what is parked, but what the partner was told must come
+                // true.
                 let is_parked = state.has(Commit::Parked) && state.told.is_empty();
                 let is_gone = !state.has(Commit::Order);
                 is_delivered || is_parked || is_gone || protocol.goes_on(state)

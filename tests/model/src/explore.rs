@@ -1,6 +1,6 @@
 //! The check of a small model: [`crate::routes`], [`crate::webhooks`], [`crate::resend`],
-//! [`crate::give_back`], [`crate::crash`], [`crate::cut`] and [`crate::repeats`]. Each of them says what
-//! it promises and where it must get to, and [`check`] explores it.
+//! [`crate::give_back`], [`crate::crash`], [`crate::cut`] and [`crate::repeats`]. Each of them says
+//! what it promises and where it must get to, and [`check`] explores it.
 
 use std::{collections::BTreeMap, fmt::Debug, hash::Hash};
 
@@ -19,8 +19,8 @@ pub trait SmallModel:
     type Promise: Copy + 'static;
     /// What must be true in every state. If several are broken, the first one is reported.
     const PROMISES: &'static [Promised<Self>];
-    /// The ends, with their names. Each must be reached, because otherwise the model is too small to
-    /// prove anything.
+    /// The ends, with their names. Each must be reached, because otherwise the model is too small
+    /// to prove anything.
     const ENDS: &'static [(&'static str, Condition<Self>)];
 
     /// The protocol with these safeguards switched off.

@@ -1,9 +1,9 @@
 //! Compares what really happened to a unit with the model. A fault run hands over what it knows of
 //! each unit: every change of its rows, the answer that its partner read, the purchases in the
-//! provider's ledger, and the webhooks that arrived. The question is whether the protocol has any way
-//! that leads through all of that. Everything else, such as crashes, lost messages and look-ups,
-//! happens wherever it helps. The steps are those that the checker of the model explores, so there is
-//! no second description of the protocol.
+//! provider's ledger, and the webhooks that arrived. The question is whether the protocol has any
+//! way that leads through all of that. Everything else, such as crashes, lost messages and
+//! look-ups, happens wherever it helps. The steps are those that the checker of the model explores,
+//! so there is no second description of the protocol.
 //!
 //! Times are no more exact than their clocks, so each [`Fact`] has an earliest and a latest moment.
 //! One fact precedes another only if it was over before the other could begin; facts that overlap

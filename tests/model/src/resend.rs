@@ -1,11 +1,11 @@
-//! A model of a resend: a partner has all webhooks of a time sent again that it has missed, while new
-//! attempts of some of them go on by their own retries. Three deliveries: two whose retries have
-//! ended, and one that waits for its last retry. The walk makes them due one after the other, at the
-//! pace of the endpoint, which may fail each of them again.
+//! A model of a resend: a partner has all webhooks of a time sent again that it has missed, while
+//! new attempts of some of them go on by their own retries. Three deliveries: two whose retries
+//! have ended, and one that waits for its last retry. The walk makes them due one after the other,
+//! at the pace of the endpoint, which may fail each of them again.
 //!
-//! The steps are those of `store::deliveries::resends`. Each is one transaction under the lock of the
-//! resend's row, so it does not matter which process makes it, nor when one dies. Time is logical: a
-//! clock that counts what is recorded.
+//! The steps are those of `store::deliveries::resends`. Each is one transaction under the lock of
+//! the resend's row, so it does not matter which process makes it, nor when one dies. Time is
+//! logical: a clock that counts what is recorded.
 
 use clap::ValueEnum;
 use stateright::{Model, Property};
@@ -26,7 +26,8 @@ pub enum Safeguard {
     RedeliveryEnd,
     /// No more deliveries of an endpoint are made due than it has room for
     RedeliveryPace,
-    /// The walk goes on from the place that the last step has recorded, until it has come to its end
+    /// The walk goes on from the place that the last step has recorded, until it has come to its
+    /// end
     RedeliverySurvives,
 }
 

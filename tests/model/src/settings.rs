@@ -12,8 +12,8 @@ pub enum Safeguard {
     IdempotentClaim,
     /// Only a rejection leads to the next provider, and an unknown outcome never does
     CertainRouting,
-    /// A ticket claims a placement only at the provider whose job brought it, so that of a placement
-    /// that has gone to the next provider claims nothing
+    /// A ticket claims a placement only at the provider whose job brought it, so that of a
+    /// placement that has gone to the next provider claims nothing
     RoutedClaim,
     /// An attempt with an unknown outcome is looked up before anything is bought again
     LookUp,
@@ -114,8 +114,8 @@ pub enum Promise {
     BoughtOnce,
     /// Nothing is bought for an order that was answered with 422.
     NothingForRefused,
-    /// An order that was called "already taken" is never refused, whichever of the orders with its id
-    /// it is.
+    /// An order that was called "already taken" is never refused, whichever of the orders with its
+    /// id it is.
     TakenStands,
     /// No webhook is sent before the order's 201.
     AnswerFirst,

@@ -174,8 +174,8 @@ pub enum Work {
     /// Nothing.
     Idle,
     /// Has a ticket from a job, and claims the placement once it has a permit. The stream may have
-    /// forgotten the job by now. Ingress publishes jobs for the first provider only, so the ticket is
-    /// one of its provisioners'.
+    /// forgotten the job by now. Ingress publishes jobs for the first provider only, so the ticket
+    /// is one of its provisioners'.
     Ticket {
         /// The row's index.
         row: usize,

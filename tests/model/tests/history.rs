@@ -1,5 +1,5 @@
-//! What the model says about histories: about those of the protocol, and about those that it has only
-//! without a safeguard.
+//! What the model says about histories: about those of the protocol, and about those that it has
+//! only without a safeguard.
 
 use domain::PlacementState::{self, Accepted, Parked, Placed, Placing};
 use model::history::{End, Fact, History, Judged, Row, Seen};
@@ -356,7 +356,8 @@ fn a_placement_goes_to_the_next_provider_only_while_no_outcome_was_unknown() {
 }
 
 /// A ticket of the first provider claims the placement, which is at the next one by then: the last
-/// provider sells the option, so only the first one can have rejected it again, and it may as well sell it.
+/// provider sells the option, so only the first one can have rejected it again, and it may as well
+/// sell it.
 #[test]
 fn an_answer_of_the_provider_before_lacks_the_routed_claim() {
     let at = |state, attempt, provider| {

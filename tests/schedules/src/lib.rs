@@ -9,12 +9,12 @@
 //! - What they call `tokio` is `shuttle-tokio` here, with a [`time::sleep`] that gives way.
 //! - Every lock of production goes through `runtime::lock`, and [`lock`] of this crate is a choice
 //!   of the scheduler.
-//! - What talks to a server is replaced: [`streams`] is NATS in memory, `worker::messages` pulls from
-//!   a channel, and metrics and spans are left out.
+//! - What talks to a server is replaced: [`streams`] is NATS in memory, `worker::messages` pulls
+//!   from a channel, and metrics and spans are left out.
 //!
 //! Two components cannot be run so, because they are PostgreSQL's connections and little else: the
-//! pulse (`pipeline::pulse`), and the pool, which is sqlx's. Their order of events is tested with real
-//! servers in `libs/pipeline/tests` and `libs/store/tests`. `Instant` is the real clock, so a
+//! pulse (`pipeline::pulse`), and the pool, which is sqlx's. Their order of events is tested with
+//! real servers in `libs/pipeline/tests` and `libs/store/tests`. `Instant` is the real clock, so a
 //! timeout ends when a scenario says so, and never by itself.
 //!
 //! [shuttle]: https://github.com/awslabs/shuttle
@@ -58,8 +58,8 @@ pub mod http {
 pub mod time {
     pub use shuttle_tokio::time::*;
 
-    /// Ends at a moment that the scheduler chooses. That of `shuttle-tokio` is over when it is first
-    /// polled, so whatever waits beside it in one task would never be polled again.
+    /// Ends at a moment that the scheduler chooses. That of `shuttle-tokio` is over when it is
+    /// first polled, so whatever waits beside it in one task would never be polled again.
     pub async fn sleep(_duration: std::time::Duration) {
         shuttle_tokio::task::yield_now().await;
     }

@@ -1,6 +1,6 @@
 //! What the scheduler runs: one module per component, each with a scenario that the tests run in
-//! thousands of schedules. A scenario makes the choices that no scheduler has, such as the size of a
-//! batch, with shuttle's random numbers, so a schedule repeats them, too. A wake-up that is lost
+//! thousands of schedules. A scenario makes the choices that no scheduler has, such as the size of
+//! a batch, with shuttle's random numbers, so a schedule repeats them, too. A wake-up that is lost
 //! needs no check, because shuttle fails when all tasks wait.
 
 pub mod answers;

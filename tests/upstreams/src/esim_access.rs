@@ -1,5 +1,5 @@
-//! The protocol of eSIM Access, as this program serves it. It sells from the same ledger, by the same
-//! scripts, as the other protocols: a `packageCode` is the id of an option, and our caller's
+//! The protocol of eSIM Access, as this program serves it. It sells from the same ledger, by the
+//! same scripts, as the other protocols: a `packageCode` is the id of an option, and our caller's
 //! `transactionId` is the id of the order.
 //!
 //! Every answer has status 200, and errors are codes in the body. Only a `500` of a script or fault

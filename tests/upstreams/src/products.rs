@@ -1,6 +1,6 @@
 //! The products of the sandbox, as the protocols with a catalogue list them: the scripted options
-//! ([`sandbox::script`]), and some more that show what an import makes of other countries, and what it
-//! refuses. Each of the further ones can be ordered and behaves as `ready`.
+//! ([`sandbox::script`]), and some more that show what an import makes of other countries, and what
+//! it refuses. Each of the further ones can be ordered and behaves as `ready`.
 
 use sandbox::script::{self, COUNTRIES, DAYS, MEGABYTES, option_id};
 

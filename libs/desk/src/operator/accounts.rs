@@ -3,8 +3,8 @@
 //! Nobody but an operator ever knows the password: whoever creates the account passes on a one-time
 //! link, and with it the operator sets the password. Only the digest of the link's token is stored.
 //! The link ends when it is used, when another one is made, when the account is disabled, and after
-//! [`SETUP_LASTS`]. That it set a password is recorded, so that the operator can be asked whether it
-//! was them.
+//! [`SETUP_LASTS`]. That it set a password is recorded, so that the operator can be asked whether
+//! it was them.
 
 use std::time::Duration;
 
@@ -357,9 +357,9 @@ pub async fn of_link(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Sets the password by a link, uses the link up, and records that with `source`, the address of the
-/// browser. Returns the operator's name. The password is hashed before the transaction, on a thread
-/// that may block.
+/// Sets the password by a link, uses the link up, and records that with `source`, the address of
+/// the browser. Returns the operator's name. The password is hashed before the transaction, on a
+/// thread that may block.
 pub async fn set_up(
     connection: &mut PgConnection,
     token: &SecretString,

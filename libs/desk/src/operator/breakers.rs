@@ -30,9 +30,9 @@ pub enum BreakerNotChanged {
 
 pg::store_error!(BreakerNotChanged);
 
-/// Opens a breaker for a time, or closes it; see [`providers::open`] and [`providers::close`]. `seen` is the
-/// version that the operator has looked at: if there is one, a breaker that has changed since or is open
-/// because of lost commits stays as it is.
+/// Opens a breaker for a time, or closes it; see [`providers::open`] and [`providers::close`].
+/// `seen` is the version that the operator has looked at: if there is one, a breaker that has
+/// changed since or is open because of lost commits stays as it is.
 pub async fn set(
     connection: &mut PgConnection,
     name: &str,
@@ -47,7 +47,8 @@ pub async fn set(
             None => providers::close(transaction, name).await?,
         };
         let after = after.ok_or(BreakerNotChanged::Unknown)?;
-        // The update counts on from the version that it finds, which may no longer be that of the look.
+        // The update counts on from the version that it finds, which may no longer be that of the
+        // look.
         if seen.is_some() && after.version != before.version + 1 {
             return Err(BreakerNotChanged::Changed(after.state));
         }
@@ -77,8 +78,9 @@ fn shown(breaker: &ProviderBreaker) -> Value {
     json!({ "state": breaker.state.as_str(), "reason": breaker.reason })
 }
 
-/// Why a provider is not asked anything now although somebody has asked it to be, and what ends that. `None`
-/// if it is asked within seconds. The question is stored in each case, so nobody has to ask again.
+/// Why a provider is not asked anything now although somebody has asked it to be, and what ends
+/// that. `None` if it is asked within seconds. The question is stored in each case, so nobody has
+/// to ask again.
 pub fn not_asked(
     name: &str,
     breaker: Option<&ProviderBreaker>,

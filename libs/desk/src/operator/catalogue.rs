@@ -1,8 +1,8 @@
 //! Takes a provider's catalogue over into ours (`esimctl catalogue pull`).
 //!
-//! The caller has compared both catalogues before. Somebody may have changed an option since then, so
-//! each statement changes only what it has found in the state that was compared, and leaves all that
-//! belongs to the operator alone: the name, the details, and whether the option is on sale.
+//! The caller has compared both catalogues before. Somebody may have changed an option since then,
+//! so each statement changes only what it has found in the state that was compared, and leaves all
+//! that belongs to the operator alone: the name, the details, and whether the option is on sale.
 
 use accounts::options::{self, ProductOption, StandardColumns};
 use domain::{OptionId, product::Standard};
@@ -20,8 +20,8 @@ use uuid::Uuid;
 #[derive(Clone, Debug)]
 pub struct Update {
     pub option_id: OptionId,
-    /// The provider's option id when the catalogues were compared. An option that has another one by
-    /// now is not changed.
+    /// The provider's option id when the catalogues were compared. An option that has another one
+    /// by now is not changed.
     pub was: String,
     pub provider_option_id: String,
     pub place: PairPosition,

@@ -147,10 +147,10 @@ pub async fn order(
 
 /// Erases these orders in one statement:
 ///
-/// - `unit` lists their units, and `delivery` the deliveries of their eSIMs to all endpoints and the
-///   events about them, which are known by their kind or by their derived id.
-/// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what was
-///   asked about the eSIMs.
+/// - `unit` lists their units, and `delivery` the deliveries of their eSIMs to all endpoints and
+///   the events about them, which are known by their kind or by their derived id.
+/// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what
+///   was asked about the eSIMs.
 /// - `reasons`, `texts` and `history` remove the texts of topups and placements, and of what is
 ///   remembered of them.
 /// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
@@ -310,9 +310,9 @@ pub async fn partner(
         partner_orders(transaction, partner_id).await?;
         // `endpoints` removes the endpoints, of which an empty first one is made again, `again` the
         // partner's resends, and `refused` its refused requests. `events`, `attempts` and `waiting`
-        // delete the events with their attempts and their rows in `held`; they have no work any more, as
-        // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
-        // and its id, because the column must stay filled and unique.
+        // delete the events with their attempts and their rows in `held`; they have no work any
+        // more, as was checked above. The last step clears the row of the partner. Its access key
+        // becomes `erased-` and its id, because the column must stay filled and unique.
         let statement = sqlx::query!(
             "WITH endpoints AS (
              DELETE FROM partner_endpoints WHERE partner_id = $1

@@ -1,6 +1,6 @@
-//! How far a list is looked through for rows that fit, because most filters have no index: each order would
-//! have to write it. A list reads rows by the index that it has, a look at a time, and leaves out what does
-//! not fit. It says how far it came, and where it goes on.
+//! How far a list is looked through for rows that fit, because most filters have no index: each
+//! order would have to write it. A list reads rows by the index that it has, a look at a time, and
+//! leaves out what does not fit. It says how far it came, and where it goes on.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ pub enum ListPatience {
     Whole,
 }
 
-/// After this time a page begins no further look. Together with the last one, and with what else the page
-/// reads, it stays below a tenth of a second.
+/// After this time a page begins no further look. Together with the last one, and with what else
+/// the page reads, it stays below a tenth of a second.
 const AT_ONCE: Duration = Duration::from_millis(30);
-/// The maximum number of rows of a look. One of a page is small, because it is not interrupted. So many rows are always
-/// looked through, however slow that is.
+/// The maximum number of rows of a look. One of a page is small, because it is not interrupted. So
+/// many rows are always looked through, however slow that is.
 const MOST_OF_PAGE: usize = 300;
 const MOST: usize = 1_000;
 /// The maximum number of rows that are looked through.
@@ -47,8 +47,9 @@ impl ListLook {
         }
     }
 
-    /// Begins the next part of the list, which has the rest of the time and of the rows of the whole list. One
-    /// small look is always left for it, so that each answer comes further than the one before.
+    /// Begins the next part of the list, which has the rest of the time and of the rows of the
+    /// whole list. One small look is always left for it, so that each answer comes further than the
+    /// one before.
     pub(super) fn next_part(&mut self) {
         self.size = self.limit.saturating_add(1);
         self.owed = true;

@@ -1,5 +1,6 @@
-//! What a partner did in the last day: its orders by the hour, how soon its eSIMs were ready, and what
-//! was refused. Nothing counts that beforehand, so a bounded number of its newest rows is read.
+//! What a partner did in the last day: its orders by the hour, how soon its eSIMs were ready, and
+//! what was refused. Nothing counts that beforehand, so a bounded number of its newest rows is
+//! read.
 
 use std::collections::HashMap;
 
@@ -22,9 +23,11 @@ const SKEW: Duration = Duration::minutes(5);
 /// The last 24 hours of a partner.
 #[derive(Clone, Debug)]
 pub struct PartnerDay {
-    /// Its orders by the hour of their acceptance, the oldest first; hours without any are left out.
+    /// Its orders by the hour of their acceptance, the oldest first; hours without any are left
+    /// out.
     pub hours: Vec<(OffsetDateTime, u64)>,
-    /// Within how many seconds half of its newest eSIMs, and 95 % of them, were ready after their orders.
+    /// Within how many seconds half of its newest eSIMs, and 95 % of them, were ready after their
+    /// orders.
     pub half: Option<f64>,
     pub most: Option<f64>,
     /// How many of its requests were refused, and are still stored.
@@ -101,8 +104,8 @@ pub struct LastAnswers {
     pub failure: Option<String>,
 }
 
-/// The last answers of each endpoint of a partner, among its newest webhooks, by endpoint. A webhook whose
-/// try failed and whose next one was taken counts as taken only.
+/// The last answers of each endpoint of a partner, among its newest webhooks, by endpoint. A
+/// webhook whose try failed and whose next one was taken counts as taken only.
 pub async fn last_answers(
     connection: &mut PgConnection,
     partner_id: PartnerId,

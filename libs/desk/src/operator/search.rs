@@ -1,13 +1,14 @@
 //! One search for everything that somebody who asks "where is this order" may have at hand.
 //!
-//! It takes seven kinds of ids and finds each by an index: an external order id, an order, placement or
-//! topup id, an ICCID (with blanks or dashes between its digits), the provider's number of a purchase or of
-//! a unit, and the id or access key of a partner. Ids of units are indexed together with their provider,
-//! so these look-ups go through all known providers. Refused requests are found by their external order id
-//! or request id, too. If no order has the id as it is, those are found whose order, placement or topup id
-//! or ICCID begins with it; and of the newest orders, those whose external order id does, because a prefix
-//! of that has no index, which each order would have to write. Partners are found by any part of their
-//! name, in upper or lower case.
+//! It takes seven kinds of ids and finds each by an index: an external order id, an order,
+//! placement or topup id, an ICCID (with blanks or dashes between its digits), the provider's
+//! number of a purchase or of a unit, and the id or access key of a partner. Ids of units are
+//! indexed together with their provider, so these look-ups go through all known providers. Refused
+//! requests are found by their external order id or request id, too. If no order has the id as it
+//! is, those are found whose order, placement or topup id or ICCID begins with it; and of the
+//! newest orders, those whose external order id does, because a prefix of that has no index, which
+//! each order would have to write. Partners are found by any part of their name, in upper or lower
+//! case.
 
 use accounts::refused::{self, RefusedRequestView};
 use domain::{Iccid, PartnerId};
@@ -110,8 +111,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<S
     Ok(Unflushed::of(hits))
 }
 
-/// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an
-/// external order id may begin or end with one, and a copied id often does by accident.
+/// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out,
+/// because an external order id may begin or end with one, and a copied id often does by accident.
 pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<SearchHits> {
     let hits = exactly(connection, id).await?;
     let trimmed = id.trim();
@@ -297,8 +298,8 @@ pub struct NearMatch {
     pub host: Option<String>,
 }
 
-/// The partners and the endpoints that come near a text, those of each kind first that begin with it.
-/// Both are few, so they have no index for it.
+/// The partners and the endpoints that come near a text, those of each kind first that begin with
+/// it. Both are few, so they have no index for it.
 pub async fn near(connection: &mut PgConnection, text: &str, most: i64) -> Result<Vec<NearMatch>> {
     let rows = sqlx::query!(
         r#"(SELECT partner_id AS "partner_id!", name AS "name!", NULL AS host

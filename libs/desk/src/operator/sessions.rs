@@ -9,14 +9,14 @@
 //!   [`WINDOW`]. A success ends the count of its name, and does not count for its address, so that
 //!   many operators behind one address do not lock each other out.
 //! - Addresses of IPv6 are counted by their network of 64 bits, because its owner has all of them.
-//! - At most [`MOST_COUNTED`] counts are stored, so that a flood of made-up names fills no disk. Beyond
-//!   that the one that ends first is given up, and those that refuse attempts come last, so that a
-//!   flood does not open again what was closed.
+//! - At most [`MOST_COUNTED`] counts are stored, so that a flood of made-up names fills no disk.
+//!   Beyond that the one that ends first is given up, and those that refuse attempts come last, so
+//!   that a flood does not open again what was closed.
 //! - The database holds digests of tokens only, so that a copy of it opens no session.
 //!
-//! People whom an OpenID provider knows have no account here. Their session names the issuer, so that
-//! it ends with the setting that trusts this issuer, and it keeps the role that the provider gave
-//! them when it began.
+//! People whom an OpenID provider knows have no account here. Their session names the issuer, so
+//! that it ends with the setting that trusts this issuer, and it keeps the role that the provider
+//! gave them when it began.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -55,8 +55,8 @@ pub struct Lifetime {
     pub most: Duration,
 }
 
-/// How long after the last noted use of a session another one is noted. A request costs no write each
-/// time, and yet a session ends at most a tenth earlier than its last use says.
+/// How long after the last noted use of a session another one is noted. A request costs no write
+/// each time, and yet a session ends at most a tenth earlier than its last use says.
 fn note_after(idle: Duration) -> Duration {
     NOTE.min(idle / 10)
 }
@@ -66,8 +66,8 @@ fn note_after(idle: Duration) -> Duration {
 pub struct Browser<'a> {
     /// Its address.
     pub source: &'a str,
-    /// The token of the session that it had until now. That session ends with the new one, because the
-    /// browser forgets its token, and nobody could sign it out any more.
+    /// The token of the session that it had until now. That session ends with the new one, because
+    /// the browser forgets its token, and nobody could sign it out any more.
     pub before: Option<&'a SecretString>,
 }
 
@@ -80,8 +80,8 @@ pub struct SessionPolicy<'a> {
     pub local: bool,
     /// Sessions that this OpenID provider has opened.
     pub issuer: Option<&'a str>,
-    /// Whether a person made the request. A page that refreshes itself must not keep a session alive
-    /// for as long as it is open.
+    /// Whether a person made the request. A page that refreshes itself must not keep a session
+    /// alive for as long as it is open.
     pub by_person: bool,
 }
 
@@ -91,8 +91,8 @@ pub struct Person {
     pub issuer: String,
     /// The provider's lasting id of the person.
     pub subject: String,
-    /// What recorded actions name. It begins with [`super::accounts::OF_PROVIDER`], which no account
-    /// does.
+    /// What recorded actions name. It begins with [`super::accounts::OF_PROVIDER`], which no
+    /// account does.
     pub name: String,
     pub role: OperatorRole,
 }
@@ -145,8 +145,8 @@ pub async fn sign_in(
     let name = name.get(..LONGEST.min(name.len())).unwrap_or_default();
     let by_name = format!("name {name}");
     let by_source = counted_source(browser.source);
-    // An address that is over its limit adds no names, because a flood of names would push the counts
-    // of others out of the bounded table.
+    // An address that is over its limit adds no names, because a flood of names would push the
+    // counts of others out of the bounded table.
     within(connection, &by_source, PER_SOURCE).await?;
     within(connection, &by_name, PER_NAME).await?;
     let query = sqlx::query!(
@@ -197,8 +197,8 @@ pub async fn sign_in(
     Ok(NewSession { token, session })
 }
 
-/// Counts an attempt to sign in by an OpenID provider. It is counted before the provider is asked, so
-/// that nobody uses the console to flood the provider.
+/// Counts an attempt to sign in by an OpenID provider. It is counted before the provider is asked,
+/// so that nobody uses the console to flood the provider.
 pub async fn attempt(connection: &mut PgConnection, source: &str) -> Result<(), NotSignedIn> {
     within(connection, &counted_source(source), PER_SOURCE).await
 }
@@ -252,8 +252,8 @@ pub async fn open(
     Ok(NewSession { token, session })
 }
 
-/// Stores a session, ends the one that the browser had before, and takes the success out of the count
-/// of its address. Returns the end of the session.
+/// Stores a session, ends the one that the browser had before, and takes the success out of the
+/// count of its address. Returns the end of the session.
 async fn begin(
     transaction: &mut Transaction<'_>,
     token: &SecretString,

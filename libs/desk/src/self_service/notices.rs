@@ -95,8 +95,8 @@ pub async fn set_channel(
     limits: VerificationLimits,
 ) -> Result<SetChannel> {
     transaction!(connection, "notices::set_channel", |transaction| {
-        // The lock of the partner's row lets one request after the other pass, so that two requests at
-        // the same time do not send two codes, and do not make two channels.
+        // The lock of the partner's row lets one request after the other pass, so that two requests
+        // at the same time do not send two codes, and do not make two channels.
         let lock = sqlx::query!(
             "SELECT FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
             partner_id.uuid()

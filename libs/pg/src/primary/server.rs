@@ -46,8 +46,8 @@ pub(super) struct PrimaryServer {
     pub(super) has_pulses: bool,
 }
 
-/// What [`PrimaryServer::read`] asks. This is not a prepared statement, because through a pooler another
-/// session may already use its name.
+/// What [`PrimaryServer::read`] asks. This is not a prepared statement, because through a pooler
+/// another session may already use its name.
 const SERVER: &str = "SELECT \
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
     current_setting('synchronous_commit') AS synchronous_commit, \
@@ -78,8 +78,8 @@ impl PrimaryServer {
 
     /// Whether the operator accepts how the server commits.
     pub(super) fn check(&self, durability: &DurabilityConfig) -> Result<(), Unfit> {
-        // Such a server acknowledges a commit before it is on disk, so a crash of the server alone loses
-        // answered orders and forgets purchases.
+        // Such a server acknowledges a commit before it is on disk, so a crash of the server alone
+        // loses answered orders and forgets purchases.
         if self.synchronous_commit == "off" {
             return Err(Unfit::AsynchronousCommit);
         }
@@ -92,8 +92,8 @@ impl PrimaryServer {
         Ok(())
     }
 
-    /// Whether its clock and ours agree as far as the work needs: signatures hold a time, and a purchase
-    /// that was not found is believed to be absent after a time.
+    /// Whether its clock and ours agree as far as the work needs: signatures hold a time, and a
+    /// purchase that was not found is believed to be absent after a time.
     pub(super) fn check_clock(&self) -> Result<(), Unfit> {
         if self.clock_ahead.abs() <= LARGEST_SKEW.as_secs_f64() {
             return Ok(());
@@ -105,10 +105,10 @@ impl PrimaryServer {
     }
 }
 
-/// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response to what
-/// was `asked` is there. The server looked at its clock at some moment between the question and the
-/// response, which may be far apart, because a commit may wait for a standby. So only what lies outside of
-/// this time counts.
+/// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response
+/// to what was `asked` is there. The server looked at its clock at some moment between the question
+/// and the response, which may be far apart, because a commit may wait for a standby. So only what
+/// lies outside of this time counts.
 pub(super) fn ahead(asked: Moment, clock: f64) -> f64 {
     let at = (asked.wall - OffsetDateTime::UNIX_EPOCH).as_seconds_f64();
     let answered = at + asked.monotonic.elapsed().as_secs_f64();

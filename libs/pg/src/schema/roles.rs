@@ -128,9 +128,9 @@ pub const ROLES: [DatabaseRole; 5] = [
 /// at once.
 const CONFLICTS: u32 = 10;
 
-/// Revokes all privileges of the role on tables, views and functions of this owner, so that a grant of an
-/// older version does not stay. Then it grants what every role needs: the use of the schema, the
-/// tables that the check at the start reads, and, if the owner may pass it on, the role
+/// Revokes all privileges of the role on tables, views and functions of this owner, so that a grant
+/// of an older version does not stay. Then it grants what every role needs: the use of the schema,
+/// the tables that the check at the start reads, and, if the owner may pass it on, the role
 /// `pg_read_all_stats`. Without that one, the metrics of the server do not see the sessions of
 /// other roles.
 const REVOKE: &str = "DO $$
@@ -163,8 +163,8 @@ GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 /// Grants each existing role its privileges on tables, and takes all others away, together with the
 /// [settings](settings) that somebody has given the role. Returns the roles that exist.
 ///
-/// The privileges change in one transaction, so a running session sees either the old or the new ones
-/// and never none.
+/// The privileges change in one transaction, so a running session sees either the old or the new
+/// ones and never none.
 pub async fn grant(connection: &mut PgConnection) -> Result<Vec<DatabaseRole>> {
     let mut granted = Vec::new();
     for role in ROLES {
@@ -182,9 +182,9 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<DatabaseRole>> {
     Ok(granted)
 }
 
-/// The settings that a role has of its own (`ALTER ROLE … SET`), in all databases or in this one, such as
-/// `search_path=evil`. A role may set most of them for itself. So whoever has stolen its password can
-/// leave them behind, and a new password does not end them.
+/// The settings that a role has of its own (`ALTER ROLE … SET`), in all databases or in this one,
+/// such as `search_path=evil`. A role may set most of them for itself. So whoever has stolen its
+/// password can leave them behind, and a new password does not end them.
 pub async fn settings(connection: &mut PgConnection, role: DatabaseRole) -> Result<Vec<String>> {
     let query = sqlx::query_scalar(
         "SELECT unnest(s.setconfig) FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole

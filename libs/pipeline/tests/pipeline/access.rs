@@ -208,8 +208,8 @@ async fn what_the_server_refuses_to_a_stage_is_known() {
     .await;
 }
 
-/// A stage may create consumers, because NATS may lose them at any time. Their number is bounded, so
-/// that stolen credentials do not fill the memory of the server.
+/// A stage may create consumers, because NATS may lose them at any time. Their number is bounded,
+/// so that stolen credentials do not fill the memory of the server.
 #[tokio::test]
 async fn a_stage_creates_a_bounded_number_of_consumers() {
     let folder = tempfile::tempdir().unwrap();

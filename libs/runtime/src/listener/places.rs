@@ -2,14 +2,15 @@
 //!
 //! Guarantees: there are never more connections than the listener allows, besides those that are
 //! being closed, and whoever holds most of them makes room for the others, with keys or without. A
-//! connection is counted for a *holder*: for whoever authenticated on it last, and until then for the
-//! source that it comes from (a *stranger*). When all places are taken, an idle connection gives its
-//! place to the new one, the oldest of
+//! connection is counted for a *holder*: for whoever authenticated on it last, and until then for
+//! the source that it comes from (a *stranger*). When all places are taken, an idle connection
+//! gives its place to the new one, the oldest of
 //!
-//! 1. the known holder with the most places, if it has more than an equal share of all of them and more
-//!    than any source of strangers. So nobody can keep the others out with one key or one session;
-//! 2. otherwise the source with the most strangers. So a client without keys loses its own connections
-//!    before those of others.
+//! 1. the known holder with the most places, if it has more than an equal share of all of them and
+//!    more than any source of strangers. So nobody can keep the others out with one key or one
+//!    session;
+//! 2. otherwise the source with the most strangers. So a client without keys loses its own
+//!    connections before those of others.
 //!
 //! A connection whose request is being answered keeps its place.
 //!
@@ -225,8 +226,8 @@ impl ConnectionPlace {
     }
 
     /// Notes that the request goes on only when its client has sent more of it. Until the next
-    /// [`ConnectionPlace::begin_request`] the connection counts as idle, so that who sends a body very slowly, or
-    /// never, keeps nobody out.
+    /// [`ConnectionPlace::begin_request`] the connection counts as idle, so that who sends a body
+    /// very slowly, or never, keeps nobody out.
     pub fn wait_for_client(&self) {
         let mut state = lock(&self.state);
         if matches!(state.activity, Activity::Handling) {
@@ -251,8 +252,9 @@ impl ConnectionPlace {
         }
     }
 
-    /// Notes who has authenticated on this connection, which is counted for `holder` from now on. One
-    /// connection can carry requests of several, for example behind a proxy: the last one counts.
+    /// Notes who has authenticated on this connection, which is counted for `holder` from now on.
+    /// One connection can carry requests of several, for example behind a proxy: the last one
+    /// counts.
     pub fn authenticated(self: &Arc<Self>, holder: &(impl Hash + ?Sized)) {
         let holder = Holder::Known(self.places.numbers.hash_one(holder));
         if lock(&self.state).holder == holder {

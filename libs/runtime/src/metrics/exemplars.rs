@@ -1,5 +1,5 @@
-//! Exemplars: for each bucket of a histogram of durations the last recorded trace that fell into it,
-//! so that a slow moment on a dashboard leads to a trace. The OpenTelemetry SDK collects none.
+//! Exemplars: for each bucket of a histogram of durations the last recorded trace that fell into
+//! it, so that a slow moment on a dashboard leads to a trace. The OpenTelemetry SDK collects none.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,8 +35,8 @@ impl Durations {
         }
     }
 
-    /// Records a duration. If the current span is recorded, too, its trace becomes the exemplar of the
-    /// bucket; if no spans are, it is not even asked for.
+    /// Records a duration. If the current span is recorded, too, its trace becomes the exemplar of
+    /// the bucket; if no spans are, it is not even asked for.
     pub fn record(&self, seconds: f64, attributes: &[KeyValue]) {
         self.record_of(seconds, attributes, Span::current);
     }
@@ -104,9 +104,9 @@ impl Exemplars {
         }
     }
 
-    /// Keeps a span that is sampled. It costs an order next to nothing: it never waits, because a lock
-    /// that somebody holds only means that another exemplar is kept, and it allocates for the first
-    /// exemplar of a series only.
+    /// Keeps a span that is sampled. It costs an order next to nothing: it never waits, because a
+    /// lock that somebody holds only means that another exemplar is kept, and it allocates for the
+    /// first exemplar of a series only.
     fn note(&self, seconds: f64, attributes: &[KeyValue], span: &SpanContext, at: i64) {
         if !span.is_sampled() || !span.is_valid() {
             return;

@@ -1,5 +1,6 @@
-//! The metrics as `/metrics` shows them: in `OpenMetrics`, which has exemplars, to whoever asks for it, and
-//! otherwise in the older text format of Prometheus. The crate `prometheus` writes only the latter.
+//! The metrics as `/metrics` shows them: in `OpenMetrics`, which has exemplars, to whoever asks for
+//! it, and otherwise in the older text format of Prometheus. The crate `prometheus` writes only the
+//! latter.
 
 use std::{
     collections::BTreeMap,

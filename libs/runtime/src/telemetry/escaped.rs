@@ -1,5 +1,6 @@
-//! Escapes what is exported as our own log lines escape it, because people read it in terminals and pages,
-//! too: no hidden character of a partner or provider, and no password of a URL, reaches a collector.
+//! Escapes what is exported as our own log lines escape it, because people read it in terminals and
+//! pages, too: no hidden character of a partner or provider, and no password of a URL, reaches a
+//! collector.
 //!
 //! Log records pass a processor before they are queued, and spans are changed when they are sent.
 

@@ -4,8 +4,8 @@
 //! do not have. First, a line has the ids of the spans around it as fields of its own (`order.id`),
 //! and in JSON also `trace_id` and `span_id`, so that one search finds all lines of an order.
 //! Second, it has no other field of a span, because spans of libraries may contain anything. Third,
-//! no value can start a line of its own or move the cursor of a terminal, and none shows the password of a
-//! URL.
+//! no value can start a line of its own or move the cursor of a terminal, and none shows the
+//! password of a URL.
 //!
 //! ```json
 //! {"timestamp":"…","level":"WARN","target":"…","message":"…","order.id":"…","trace_id":"…"}

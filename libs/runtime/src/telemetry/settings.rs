@@ -1,10 +1,11 @@
 //! Reads from the standard `OTEL_*` variables which signals are exported, and where to.
 //!
-//! The SDK reads most of these variables itself and uses its default if a value is invalid; `values`
-//! refuses such values before. This module reads what the SDK leaves to its callers: whether a signal
-//! is exported, and what our HTTP client and our log lines need. An address that cannot work stops the start, because otherwise
-//! the operator would notice the missing telemetry only on the day when it is needed. Errors never
-//! repeat an address, because it may contain a password or a key.
+//! The SDK reads most of these variables itself and uses its default if a value is invalid;
+//! `values` refuses such values before. This module reads what the SDK leaves to its callers:
+//! whether a signal is exported, and what our HTTP client and our log lines need. An address that
+//! cannot work stops the start, because otherwise the operator would notice the missing telemetry
+//! only on the day when it is needed. Errors never repeat an address, because it may contain a
+//! password or a key.
 
 use std::{env, time::Duration};
 

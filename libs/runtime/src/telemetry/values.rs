@@ -1,9 +1,10 @@
-//! The values of the standard variables that only the SDK reads, and of `TOKIO_WORKER_THREADS`, which
-//! tokio reads.
+//! The values of the standard variables that only the SDK reads, and of `TOKIO_WORKER_THREADS`,
+//! which tokio reads.
 //!
-//! The SDK uses its default where it does not understand a value: with `OTEL_TRACES_SAMPLER_ARG=0,1`
-//! it records everything. So each variable that docs/telemetry.md names is checked here by the rule
-//! that stands there. Errors never repeat the value of a header, which may be a key.
+//! The SDK uses its default where it does not understand a value: with
+//! `OTEL_TRACES_SAMPLER_ARG=0,1` it records everything. So each variable that docs/telemetry.md
+//! names is checked here by the rule that stands there. Errors never repeat the value of a header,
+//! which may be a key.
 
 use crate::config::BadSetting;
 
@@ -51,7 +52,8 @@ const RULES: [(&str, Rule); 17] = [
     ("TOKIO_WORKER_THREADS", Rule::Number(1)),
 ];
 
-/// What can be set for all signals (`OTEL_EXPORTER_OTLP_…`) and for each (`OTEL_EXPORTER_OTLP_TRACES_…`).
+/// What can be set for all signals (`OTEL_EXPORTER_OTLP_…`) and for each
+/// (`OTEL_EXPORTER_OTLP_TRACES_…`).
 const OTLP: [(&str, Rule); 4] = [
     ("PROTOCOL", Rule::OneOf(&["http/protobuf", "grpc"])),
     ("COMPRESSION", Rule::OneOf(&["gzip", "none"])),

@@ -71,8 +71,8 @@ impl View {
 /// Reads deliveries of any partner, in the order of `ids`. The caller must have found the ids among
 /// those that the reader may see.
 pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<View>> {
-    // A test is due at `-infinity`, which is shown as no time. The last attempt of a delivered topup
-    // is on its own row.
+    // A test is due at `-infinity`, which is shown as no time. The last attempt of a delivered
+    // topup is on its own row.
     let rows = sqlx::query!(
         r#"SELECT d.delivery_id, d.partner_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!", d.kind, d.topup_id, d.order_id,
                   o.external_order_id AS "external_order_id?", d.state, d.attempt, d.attempted_at, d.duration_ms, d.status,

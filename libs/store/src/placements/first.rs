@@ -1,6 +1,6 @@
 //! What the first claim of a placement needs of its order and its units. The statement that stores
-//! orders writes it onto the placement's row, so that the claim opens no other table. The tables `orders` and
-//! `topups` hold the same, and are read where it is missing.
+//! orders writes it onto the placement's row, so that the claim opens no other table. The tables
+//! `orders` and `topups` hold the same, and are read where it is missing.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ pub(crate) struct FirstClaim {
     pub external_order_id: String,
     #[serde(rename = "trace", default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-    /// The ingress process that waits for verdicts, and for how many milliseconds after the order was
-    /// stored it may answer.
+    /// The ingress process that waits for verdicts, and for how many milliseconds after the order
+    /// was stored it may answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answering: Option<Uuid>,
     #[serde(rename = "ms")]

@@ -96,8 +96,8 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
 
     let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
     run(&mut backup(server.url(), &["base", backups]));
-    // The log tells of limits that the base backup does not know. A server that answers queries while it replays the log would
-    // refuse it.
+    // The log tells of limits that the base backup does not know. A server that answers queries
+    // while it replays the log would refuse it.
     execute(&mut connection, "ALTER SYSTEM SET max_connections = 250").await;
     server.stop_fast().await.unwrap();
     server.start_again().await.unwrap();

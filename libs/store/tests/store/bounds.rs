@@ -1,5 +1,5 @@
-//! What may stand in a column: no time that a program cannot hold, and no text that fills its memory.
-//! Other programs read what a role stores, so one value could end all of them.
+//! What may stand in a column: no time that a program cannot hold, and no text that fills its
+//! memory. Other programs read what a role stores, so one value could end all of them.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::providers;

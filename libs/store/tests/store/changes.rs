@@ -9,7 +9,8 @@ use pg::actions;
 
 use crate::bench::{Bench, applied};
 
-/// A thousand pauses of a partner stood for ever in the record of operators, before their own actions.
+/// A thousand pauses of a partner stood for ever in the record of operators, before their own
+/// actions.
 #[tokio::test]
 async fn changes_of_partners_have_a_room_of_their_own() {
     let bench = Bench::new().await;

@@ -255,8 +255,8 @@ async fn importing_the_same_option_again_changes_nothing() {
 }
 
 /// Each column of an option that another value stands in is as it was after an import. One that the
-/// import left out would keep its old value for ever, without an error. The second half adds a column
-/// and shows that this test would notice it.
+/// import left out would keep its old value for ever, without an error. The second half adds a
+/// column and shows that this test would notice it.
 #[tokio::test]
 async fn an_import_writes_each_column() {
     let bench = Bench::new().await;
@@ -324,7 +324,8 @@ async fn standard_fields_are_stored_and_read() {
     }
 }
 
-/// The price at a further provider is a part of its pair. The other pairs and the standard fields stay.
+/// The price at a further provider is a part of its pair. The other pairs and the standard fields
+/// stay.
 #[tokio::test]
 async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
     let bench = Bench::new().await;
@@ -363,8 +364,8 @@ async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
     assert_eq!(read[0].standard, None);
 }
 
-/// Somebody changes options after the catalogues were compared: a new name stays, and an option with
-/// another product is left alone.
+/// Somebody changes options after the catalogues were compared: a new name stays, and an option
+/// with another product is left alone.
 #[tokio::test]
 async fn a_pulled_catalogue_changes_only_what_was_compared() {
     let bench = Bench::new().await;

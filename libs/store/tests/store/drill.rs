@@ -154,14 +154,16 @@ async fn a_drill_passes_for_a_good_backup_and_fails_for_a_damaged_or_incomplete_
         !result.passed && result.line.contains("which is no fault of the backup"),
         "{result:?}"
     );
-    // What the ledgers have, and the two databases find in it: (in the restored one, in the live one).
+    // What the ledgers have, and the two databases find in it: (in the restored one, in the live
+    // one).
     let placement: uuid::Uuid = sqlx::query_scalar("SELECT placement_id FROM placements LIMIT 1")
         .fetch_one(&mut connection)
         .await
         .unwrap();
     let stranger = uuid::Uuid::now_v7();
     for (restored, live, passes) in [
-        // Somebody else's purchase, or one that came after the backup: the live database may know it.
+        // Somebody else's purchase, or one that came after the backup: the live database may know
+        // it.
         (stranger, None, true),
         // A difference that the live database has, too.
         (placement, Some(placement), true),

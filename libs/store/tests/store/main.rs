@@ -1,6 +1,6 @@
-//! Tests of the crates with SQL (`pg`, `accounts`, `store`, `desk`, `tools`) on a real PostgreSQL, with a
-//! separate database for each test. They are one program, because most of them need several of these
-//! crates, and all of them the schema.
+//! Tests of the crates with SQL (`pg`, `accounts`, `store`, `desk`, `tools`) on a real PostgreSQL,
+//! with a separate database for each test. They are one program, because most of them need several
+//! of these crates, and all of them the schema.
 //!
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate
 //!   `domain`.
@@ -8,7 +8,8 @@
 //!   processes at once.
 //! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
-//! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the machine.
+//! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the
+//!   machine.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`batches`]: the notifier's work that it does in batches.
 //! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
@@ -29,15 +30,16 @@
 //! - [`known`]: endpoints that a notifier knows.
 //! - [`flushed`]: the server crashes after somebody was told of an order.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
-//! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
-//!   of an endpoint, against the machine of crate `domain`.
+//! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the
+//!   health of an endpoint, against the machine of crate `domain`.
 //! - [`history`]: what did not go straight.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`console`]: what the console needs below its pages.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
-//!   the committed `schema.sql` is current. [`upgrade`]: a database of the baseline with rows. [`pooler`]: poolers are refused.
+//!   the committed `schema.sql` is current. [`upgrade`]: a database of the baseline with rows.
+//!   [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 

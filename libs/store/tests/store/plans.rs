@@ -90,8 +90,8 @@ const SMALL: [(&str, &str); 3] = rows! {
     "WHERE partner_id = $1 AND give_back = 'parked')" => "partner erase: the same";
 };
 
-/// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or an
-/// operator's list.
+/// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
+/// an operator's list.
 const PER_SYSTEM: [(&str, &str); 43] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
@@ -314,7 +314,8 @@ fn squares(node: &Value, found: &mut Vec<String>) {
         while child["Node Type"] == "Materialize" {
             child = &child["Plans"][0];
         }
-        // The catalogue of the server is not ours to index, and its plans depend on the other databases.
+        // The catalogue of the server is not ours to index, and its plans depend on the other
+        // databases.
         let of_server = |name: &str| name.starts_with("pg_");
         child["Index Cond"].is_null()
             && !child["Relation Name"].as_str().is_some_and(of_server)

@@ -78,8 +78,8 @@ async fn a_pulse_that_went_back_opens_the_breakers_of_all_providers() {
     assert_eq!(open_for_years(&bench).await.len(), 2);
 }
 
-/// The pulse that finds a loss writes nothing, because a number that hides the loss would stay if this
-/// process heard no response, or could not stop the purchases.
+/// The pulse that finds a loss writes nothing, because a number that hides the loss would stay if
+/// this process heard no response, or could not stop the purchases.
 #[tokio::test]
 async fn a_loss_that_stopped_nothing_yet_is_found_by_the_next_pulse() {
     let bench = Bench::new().await;

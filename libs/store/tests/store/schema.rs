@@ -131,7 +131,8 @@ async fn a_migration_that_was_changed_is_refused() {
     );
 }
 
-/// Such a database has more migrations than this version, which must not send its operator to a newer one.
+/// Such a database has more migrations than this version, which must not send its operator to a
+/// newer one.
 #[tokio::test]
 async fn a_database_from_before_the_baseline_is_refused_in_one_line() {
     let bench = Bench::new().await;

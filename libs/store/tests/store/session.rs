@@ -1,5 +1,5 @@
-//! What the statements rely on is set by each session itself, whatever an administrator has set for the
-//! database or for a role.
+//! What the statements rely on is set by each session itself, whatever an administrator has set for
+//! the database or for a role.
 
 use domain::PartnerId;
 use pg::{config::RELIED_ON, schema};
@@ -63,8 +63,8 @@ async fn a_session_sets_what_it_relies_on() {
     assert_eq!(orders::insert(&mut session, &[new]).await.unwrap(), [true]);
 }
 
-/// PostgreSQL looks for tables in a schema that is named like the role first, unless the session says
-/// otherwise. A migrator would build a second system there.
+/// PostgreSQL looks for tables in a schema that is named like the role first, unless the session
+/// says otherwise. A migrator would build a second system there.
 #[tokio::test]
 async fn a_schema_named_like_the_owner_is_no_trap() {
     let bench = Bench::empty().await;

@@ -1,5 +1,5 @@
-//! What protects the sign-in at the console: the names of accounts, the links, the counts of attempts,
-//! and the ends of sessions.
+//! What protects the sign-in at the console: the names of accounts, the links, the counts of
+//! attempts, and the ends of sessions.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The door to transactions: [`pg::transaction!`]. And statements that need none, which are repeated after a
-//! conflict, too.
+//! The door to transactions: [`pg::transaction!`]. And statements that need none, which are
+//! repeated after a conflict, too.
 
 use std::time::Duration;
 
@@ -47,7 +47,8 @@ async fn a_transaction_that_lost_a_conflict_is_run_again() {
     assert_eq!(providers(&bench).await, 1);
 }
 
-/// A conflict that does not go away ends, and any other error ends at once. Both name the transaction.
+/// A conflict that does not go away ends, and any other error ends at once. Both name the
+/// transaction.
 #[tokio::test]
 async fn an_error_ends_a_transaction_and_names_it() {
     let bench = Bench::new().await;

@@ -1,5 +1,6 @@
-//! An upgrade of a database with rows: no row and no value of it is lost. It begins with the baseline,
-//! the first migration, and goes through all that came after it and one more, of the kind that comes next.
+//! An upgrade of a database with rows: no row and no value of it is lost. It begins with the
+//! baseline, the first migration, and goes through all that came after it and one more, of the kind
+//! that comes next.
 
 use pg::schema::{self, LockPatience};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -10,8 +11,8 @@ use crate::bench::{Bench, execute};
 /// Columns of the baseline that a later migration has removed under `-- contract: why`.
 const CONTRACTED: [&str; 0] = [];
 
-/// What the next migration might do, with the index that it would build by another one. No real column
-/// has these names.
+/// What the next migration might do, with the index that it would build by another one. No real
+/// column has these names.
 const NEXT: [&str; 2] = [
     "-- serves: 1\nALTER TABLE orders ADD COLUMN made_up text; ALTER TABLE topups ADD COLUMN made_up bigint NOT NULL DEFAULT 0;",
     "-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY orders_made_up ON orders (made_up) WHERE made_up IS NOT NULL;",

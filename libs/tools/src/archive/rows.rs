@@ -72,8 +72,8 @@ pub const TABLES: [Table; 7] = [
     },
 ];
 
-/// The statement that reads each order with its rows as one JSON object, and how many rows it has of
-/// each table.
+/// The statement that reads each order with its rows as one JSON object, and how many rows it has
+/// of each table.
 fn reading() -> String {
     let mut object = String::from("jsonb_build_object('orders', to_jsonb(o)");
     let mut counts = String::from("1");
@@ -156,8 +156,8 @@ pub struct CopiedOrders {
     pub orders: Vec<Uuid>,
     /// The others, which stay in the tables, because they are no longer finished.
     left: Vec<Uuid>,
-    /// One line for each order: a JSON object with its row and, by the names of [`TABLES`], those of
-    /// its other rows.
+    /// One line for each order: a JSON object with its row and, by the names of [`TABLES`], those
+    /// of its other rows.
     pub lines: String,
     /// How many rows the lines have: of `orders`, and then of each of [`TABLES`].
     pub rows: Vec<u64>,
@@ -237,9 +237,9 @@ pub(super) fn lost(archive: &Archive) -> Error {
     ))
 }
 
-/// Deletes the copied rows after their file is stored, and completes the archive. Fails if other rows
-/// would be deleted than were copied, or if the archive is complete or has another file by now; the
-/// caller then rolls back.
+/// Deletes the copied rows after their file is stored, and completes the archive. Fails if other
+/// rows would be deleted than were copied, or if the archive is complete or has another file by
+/// now; the caller then rolls back.
 pub async fn complete(
     transaction: &mut Transaction<'_>,
     archive: &mut Archive,

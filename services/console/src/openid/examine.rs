@@ -1,6 +1,6 @@
-//! A look at the provider from outside of a console, for `esimctl doctor`: whether a console with these
-//! settings could sign people in. It asks what the console asks, by the same functions, and signs
-//! nobody in.
+//! A look at the provider from outside of a console, for `esimctl doctor`: whether a console with
+//! these settings could sign people in. It asks what the console asks, by the same functions, and
+//! signs nobody in.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,8 +35,8 @@ pub struct Roles {
     pub twice: Option<(&'static str, &'static str)>,
 }
 
-/// Looks at the provider of these settings. It is `None` without one. The error is that of a console
-/// that does not start.
+/// Looks at the provider of these settings. It is `None` without one. The error is that of a
+/// console that does not start.
 pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<OpenIdExamination>> {
     // The address to which browsers are sent back plays no part here.
     let console = Url::parse("http://127.0.0.1")?;
@@ -91,7 +91,8 @@ fn roles(config: &OpenIdConfig) -> Roles {
     roles
 }
 
-/// The number of published keys with which an ID token can be signed so that the console accepts it.
+/// The number of published keys with which an ID token can be signed so that the console accepts
+/// it.
 fn usable_keys(metadata: &CoreProviderMetadata) -> Result<usize, String> {
     if metadata.token_endpoint().is_none() {
         return Err("its metadata name no token endpoint".into());

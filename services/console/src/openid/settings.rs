@@ -16,8 +16,9 @@ pub struct OpenIdConfig {
     /// Issuer of the OpenID provider, such as `https://id.example/realms/staff` [default: none]
     ///
     /// It must be exactly the issuer that the provider names in its metadata, which are read from
-    /// `/.well-known/openid-configuration` below it. Register the console there as a client with the
-    /// authorization code flow, and with the redirect URL `CONSOLE_URL/sign-in/openid/callback`.
+    /// `/.well-known/openid-configuration` below it. Register the console there as a client with
+    /// the authorization code flow, and with the redirect URL
+    /// `CONSOLE_URL/sign-in/openid/callback`.
     #[arg(long, env = "OIDC_ISSUER", value_parser = issuer)]
     pub oidc_issuer: Option<String>,
     /// The id of the console at the OpenID provider
@@ -26,7 +27,8 @@ pub struct OpenIdConfig {
     /// The secret of the console at the OpenID provider [default: none, a public client]
     #[arg(long, env = "OIDC_CLIENT_SECRET", hide_env_values = true)]
     pub oidc_client_secret: Option<SecretString>,
-    /// File with certificates (PEM) of an authority of your own that signs the provider's certificate
+    /// File with certificates (PEM) of an authority of your own that signs the provider's
+    /// certificate
     ///
     /// They count beside those of the system. The file is read at the start.
     #[arg(long, env = "CA_FILE")]
@@ -38,8 +40,8 @@ pub struct OpenIdConfig {
     pub oidc_scopes: String,
     /// Claim of the ID token whose value recorded actions name, after `oidc:`
     ///
-    /// It must be one that people cannot choose themselves. An `email` that the provider marks as not
-    /// verified is not used. Without a usable value the subject (`sub`) stands there.
+    /// It must be one that people cannot choose themselves. An `email` that the provider marks as
+    /// not verified is not used. Without a usable value the subject (`sub`) stands there.
     #[arg(long, env = "OIDC_NAME_CLAIM", default_value = "email")]
     pub oidc_name_claim: String,
     /// Claim of the ID token that decides the role: a text or a list of texts
@@ -70,7 +72,8 @@ impl OpenIdConfig {
         ];
         given
             .into_iter()
-            // An empty value names no group: a claim that is empty must not make somebody an operator.
+            // An empty value names no group: a claim that is empty must not make somebody an
+            // operator.
             .filter_map(|(role, value)| Some((role, value.clone().filter(|one| !one.is_empty())?)))
             .collect()
     }

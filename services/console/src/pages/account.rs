@@ -1,5 +1,5 @@
-//! Whether a partner may order. Who has heard at night that a key of a partner has leaked disables the
-//! account here, without a shell.
+//! Whether a partner may order. Who has heard at night that a key of a partner has leaked disables
+//! the account here, without a shell.
 
 use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
@@ -15,8 +15,8 @@ use crate::{
     view::PathArgument,
 };
 
-/// The act that the account of a partner offers to this session. `seen` is when it was read, and `lately`
-/// says what it has ordered until then.
+/// The act that the account of a partner offers to this session. `seen` is when it was read, and
+/// `lately` says what it has ordered until then.
 pub(crate) fn form(
     partner: &Partner,
     (seen, lately): (&str, &str),
@@ -80,8 +80,8 @@ pub(crate) async fn enable(
     Ok(act.done(&app, "The partner is enabled: it may order again."))
 }
 
-/// An account that was disabled or enabled since the form was made stays as it is, even if it is in the
-/// same state again.
+/// An account that was disabled or enabled since the form was made stays as it is, even if it is in
+/// the same state again.
 async fn set(
     app: &App,
     given: &PathArgument,

@@ -1,5 +1,5 @@
-//! The page of an act that changes much: what it does, in numbers, before somebody does it. It works
-//! without JavaScript, and its form leads back to the page that it belongs to.
+//! The page of an act that changes much: what it does, in numbers, before somebody does it. It
+//! works without JavaScript, and its form leads back to the page that it belongs to.
 
 use askama::Template;
 use axum::{http::StatusCode, response::Response};
@@ -86,8 +86,8 @@ impl ActPage {
         page(self)
     }
 
-    /// The page again, after a form with a value that makes no sense: with everything that was typed, and
-    /// with what is wrong beside its field.
+    /// The page again, after a form with a value that makes no sense: with everything that was
+    /// typed, and with what is wrong beside its field.
     pub(crate) fn again(&self) -> Result<Response, Problem> {
         with_status(StatusCode::UNPROCESSABLE_ENTITY, self)
     }

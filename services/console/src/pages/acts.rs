@@ -1,5 +1,5 @@
-//! The recorded commands in the words of people. One that a newer version has recorded is shown by its
-//! name.
+//! The recorded commands in the words of people. One that a newer version has recorded is shown by
+//! its name.
 
 use domain::{Command, PartnerId, Stored};
 use strum::VariantArray;
@@ -12,7 +12,8 @@ pub(crate) fn done(command: &Stored<Command>) -> &str {
     }
 }
 
-/// The acts that a filter offers: each once, in the words of people, with the command that stands for it.
+/// The acts that a filter offers: each once, in the words of people, with the command that stands
+/// for it.
 pub(crate) fn to_choose() -> Vec<(&'static str, &'static str)> {
     let mut acts: Vec<_> = Command::VARIANTS
         .iter()

@@ -1,6 +1,6 @@
 //! Find: one box for every id that somebody may have at hand. A single hit leads to its page at
-//! once, and several become a list. If nothing is exactly that, partners and endpoints come near whose
-//! name or host has it as a part; htmx shows the same under the box while somebody types.
+//! once, and several become a list. If nothing is exactly that, partners and endpoints come near
+//! whose name or host has it as a part; htmx shows the same under the box while somebody types.
 
 use askama::Template;
 use axum::{
@@ -55,7 +55,8 @@ const NEAR: usize = 10;
 
 /// The place of a text in another one, in any case.
 fn part_of(text: &str, wanted: &str) -> Option<(String, String, String)> {
-    // Lower case may have other lengths, so a place in it is one of the text only if it is a boundary.
+    // Lower case may have other lengths, so a place in it is one of the text only if it is a
+    // boundary.
     let wanted = wanted.to_lowercase();
     let at = text.to_lowercase().find(&wanted)?;
     let before = text.get(..at)?.to_owned();
@@ -153,7 +154,8 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let read = async |connection: &mut PgConnection| read(connection, asked, times).await;
     let found = app.database().run(read).await?;
-    // A refused request may be what was meant: it may be of another partner with the same external id.
+    // A refused request may be what was meant: it may be of another partner with the same external
+    // id.
     let is_all = found.archived.is_empty() && found.refused.is_empty();
     if let ([only], true) = (found.hits.as_slice(), is_all) {
         return Ok(Redirect::to(&only.path).into_response());

@@ -1,6 +1,6 @@
-//! Give-backs on hold. An operator looks at the provider whether it has taken the eSIM back, and says so here:
-//! for one give-back on the page of its eSIM or order, or in one act for all of them at a provider. Each is
-//! recorded in a transaction of its own.
+//! Give-backs on hold. An operator looks at the provider whether it has taken the eSIM back, and
+//! says so here: for one give-back on the page of its eSIM or order, or in one act for all of them
+//! at a provider. Each is recorded in a transaction of its own.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
@@ -118,7 +118,8 @@ pub(crate) async fn show(
     })
 }
 
-/// Records what was found of a give-back, unless it has changed since the page showed the attempt `seen`.
+/// Records what was found of a give-back, unless it has changed since the page showed the attempt
+/// `seen`.
 async fn record(
     app: &App,
     act: &Act<Operator>,
@@ -144,7 +145,8 @@ pub(crate) async fn settle(
     let reason = act.fields.reason()?;
     let (found, command, text) = decided(&act.fields)?;
     let (_, on_hold) = on_hold(&app, &act.fields).await?;
-    // All are read before the first one is recorded, so that a form that makes no sense changes nothing.
+    // All are read before the first one is recorded, so that a form that makes no sense changes
+    // nothing.
     let mut ticked: Vec<(TopupId, i32)> = Vec::new();
     for one in &on_hold {
         if let Some(seen) = act.fields.get(&one.topup_id) {

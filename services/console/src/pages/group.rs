@@ -1,5 +1,6 @@
-//! A form that settles several things, each in a transaction of its own. If the database fails in the
-//! middle, some of them are recorded and some are not, and whoever has sent the form has to know which.
+//! A form that settles several things, each in a transaction of its own. If the database fails in
+//! the middle, some of them are recorded and some are not, and whoever has sent the form has to
+//! know which.
 
 use crate::{
     access::Act,
@@ -28,9 +29,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Notes what came of the next one, whose name is `name`. If the database has failed, the form ends
-    /// here: if it does not answer, whatever is left would fail, too, and perhaps after a long wait; and
-    /// what it has refused somebody has to look at.
+    /// Notes what came of the next one, whose name is `name`. If the database has failed, the form
+    /// ends here: if it does not answer, whatever is left would fail, too, and perhaps after a long
+    /// wait; and what it has refused somebody has to look at.
     pub(crate) fn note<R, E>(
         &mut self,
         act: &Act<R>,

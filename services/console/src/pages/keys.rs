@@ -1,5 +1,5 @@
-//! The keys, the account and the limits of a partner, and the acts on them ([`super::partner_acts`],
-//! [`super::rotation`] and [`super::account`]).
+//! The keys, the account and the limits of a partner, and the acts on them
+//! ([`super::partner_acts`], [`super::rotation`] and [`super::account`]).
 
 use askama::Template;
 use axum::{extract::State, response::Response};

@@ -1,7 +1,7 @@
 //! Keys in wrong hands: they end at once. It is an act of its own beside the change of keys
-//! ([`super::rotation`]), in which the old ones go on for a time. Support may do it, because it only stops
-//! things and nobody should wait for an operator meanwhile; new keys are made by an operator. It is
-//! `esimctl partner leaked`.
+//! ([`super::rotation`]), in which the old ones go on for a time. Support may do it, because it
+//! only stops things and nobody should wait for an operator meanwhile; new keys are made by an
+//! operator. It is `esimctl partner leaked`.
 
 use accounts::partners::{self, EndedKeys, Partner};
 use askama::Template;

@@ -1,5 +1,5 @@
-//! What the lists of orders, of webhooks and of actions share: the filters by partner, product and time, the
-//! links that keep the filters, the pages that go on where the one before ended, and CSV.
+//! What the lists of orders, of webhooks and of actions share: the filters by partner, product and
+//! time, the links that keep the filters, the pages that go on where the one before ended, and CSV.
 
 use accounts::partners;
 use axum::{
@@ -36,7 +36,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Of the fields `from` and `until` in the reader's zone, or the last part of time that a link names.
+    /// Of the fields `from` and `until` in the reader's zone, or the last part of time that a link
+    /// names.
     pub(crate) fn of(query: &FormFields, times: &Times) -> Self {
         let last = query.get("since").filter(|asked| {
             let mut known = SINCE.iter();
@@ -215,13 +216,14 @@ pub(crate) struct Frame {
     pub(crate) newest: Option<String>,
     /// The page behind this one.
     pub(crate) older: Option<String>,
-    /// The time of the last row that was looked at, if fewer rows fit than a page has and there are more.
+    /// The time of the last row that was looked at, if fewer rows fit than a page has and there are
+    /// more.
     pub(crate) reached: Option<TimeElement>,
 }
 
 impl Frame {
-    /// The frame of the list at `path`. `older` is the place where it goes on, and `reached` the time of the
-    /// last row that was looked at, if it has not looked through all.
+    /// The frame of the list at `path`. `older` is the place where it goes on, and `reached` the
+    /// time of the last row that was looked at, if it has not looked through all.
     pub(crate) fn new(
         path: &'static str,
         query: &FormFields,
@@ -265,7 +267,8 @@ impl Frame {
         Self { of, ..self }
     }
 
-    /// The tabs of the states: all, and each of these, which are its value in the address and its name.
+    /// The tabs of the states: all, and each of these, which are its value in the address and its
+    /// name.
     pub(crate) fn tabs(&self, states: &[(&'static str, &'static str)]) -> Vec<Tab> {
         let now = self.field("state");
         let all = [("", "All")];
@@ -286,8 +289,9 @@ impl Frame {
         }
     }
 
-    /// The foot of a page with this many rows: what they are, and how far the list has looked if it has not
-    /// looked through all. `span` is the time of the rows, and `one` and `many` what they are called.
+    /// The foot of a page with this many rows: what they are, and how far the list has looked if it
+    /// has not looked through all. `span` is the time of the rows, and `one` and `many` what they
+    /// are called.
     pub(crate) fn foot(&self, rows: usize, span: &str, (one, many): (&str, &str)) -> String {
         match (rows, &self.reached) {
             (rows, Some(reached)) => format!(

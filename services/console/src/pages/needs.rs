@@ -1,6 +1,7 @@
-//! Needs a person: one matter for each cause, with since when, who is affected and what to do, its rows and
-//! its act; and below it what goes on by itself, so that nobody looks for it elsewhere. The matters are
-//! the findings of [`desk::operator::health`], as on the first page and in `esimctl attention`.
+//! Needs a person: one matter for each cause, with since when, who is affected and what to do, its
+//! rows and its act; and below it what goes on by itself, so that nobody looks for it elsewhere.
+//! The matters are the findings of [`desk::operator::health`], as on the first page and in
+//! `esimctl attention`.
 
 use askama::Template;
 use axum::{extract::State, response::Response};

@@ -1,5 +1,5 @@
-//! The list of orders, newest first: who asks for "which orders" finds them by partner, state, provider
-//! and time. It is [`desk::operator::order_list`], as in `esimctl order list`.
+//! The list of orders, newest first: who asks for "which orders" finds them by partner, state,
+//! provider and time. It is [`desk::operator::order_list`], as in `esimctl order list`.
 //!
 //! There is no total and no last page, because nothing counts orders. What has no index is looked
 //! through in bounded looks, and the page says how far it came.
@@ -259,8 +259,8 @@ pub(crate) async fn show(
     })
 }
 
-/// The newest orders of these filters as CSV, in UTC. It is sent to partners, so it has what they may know:
-/// not where we buy, and of a reason our words and not the provider's.
+/// The newest orders of these filters as CSV, in UTC. It is sent to partners, so it has what they
+/// may know: not where we buy, and of a reason our words and not the provider's.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
     let head = [

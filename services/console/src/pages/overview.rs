@@ -1,10 +1,11 @@
-//! Whether the system works, in its first words; then what is wrong, since when, who is affected and what
-//! to do; then the way of an order in four steps: whether each one lives, what waits for it, how old
-//! that is and how long it takes; then the last hours, providers, endpoints, and what people have done.
-//! What is wrong is what [`desk::operator::health`] finds, as in `esimctl attention`.
+//! Whether the system works, in its first words; then what is wrong, since when, who is affected
+//! and what to do; then the way of an order in four steps: whether each one lives, what waits for
+//! it, how old that is and how long it takes; then the last hours, providers, endpoints, and what
+//! people have done. What is wrong is what [`desk::operator::health`] finds, as in
+//! `esimctl attention`.
 //!
-//! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks for
-//! itself again.
+//! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks
+//! for itself again.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
@@ -38,8 +39,8 @@ use crate::{
 
 /// The maximum number of endpoints with failures of the page.
 const ENDPOINTS: usize = 20;
-/// The maximum number of findings of the page, the worst ones. Their number is in the verdict, and the page of what
-/// needs a person has all: the way of an order has to be in sight below them.
+/// The maximum number of findings of the page, the worst ones. Their number is in the verdict, and
+/// the page of what needs a person has all: the way of an order has to be in sight below them.
 const FINDINGS: usize = 10;
 
 #[derive(Template)]
@@ -262,7 +263,8 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
     }
 }
 
-/// How many webhooks wait for an endpoint that is blocked or paused. They are no backlog of the notifier.
+/// How many webhooks wait for an endpoint that is blocked or paused. They are no backlog of the
+/// notifier.
 fn held_back(report: &HealthReport) -> u64 {
     let waiting = report.findings.iter().filter_map(|one| match &one.kind {
         FindingKind::Blocked { endpoint } | FindingKind::Paused { endpoint } => {

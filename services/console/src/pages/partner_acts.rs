@@ -1,6 +1,6 @@
-//! What is changed of a partner without a shell: its webhook URL and its limits; and that it was told what
-//! its endpoints lack. They are the changes of `esimctl partner`, each with its record in the transaction of
-//! the change. Its keys have a module of their own ([`super::rotation`]).
+//! What is changed of a partner without a shell: its webhook URL and its limits; and that it was
+//! told what its endpoints lack. They are the changes of `esimctl partner`, each with its record in
+//! the transaction of the change. Its keys have a module of their own ([`super::rotation`]).
 //!
 //! A form says when its page was read. If the same thing of the partner was changed since, it does
 //! nothing, so a form that is sent twice acts once.
@@ -134,8 +134,8 @@ fn url_page(
     }
 }
 
-/// A URL of which only the scheme, the host and the port are shown, because partners put secrets into the
-/// rest.
+/// A URL of which only the scheme, the host and the port are shown, because partners put secrets
+/// into the rest.
 pub(crate) fn masked(url: &str) -> String {
     let Ok(url) = url.parse::<url::Url>() else {
         return "a URL that cannot be read".to_owned();
@@ -209,7 +209,8 @@ fn checked(partner: &Partner, typed: Option<&str>) -> Result<Option<WebhookUrl>,
     }
 }
 
-/// A page of an act with what a form has carried along: what its own page had shown, and the reason.
+/// A page of an act with what a form has carried along: what its own page had shown, and the
+/// reason.
 fn sent_before(page: ActPage, act: &Act<Operator>) -> ActPage {
     ActPage {
         seen: act.fields.get("seen").unwrap_or_default().to_owned(),
@@ -218,8 +219,8 @@ fn sent_before(page: ActPage, act: &Act<Operator>) -> ActPage {
     }
 }
 
-/// Makes a change of a partner with its record, if the partner is as the page has shown it. `None` says
-/// that it is not.
+/// Makes a change of a partner with its record, if the partner is as the page has shown it. `None`
+/// says that it is not.
 pub(super) async fn changed<T, R>(
     app: &App,
     act: &Act<R>,
@@ -275,7 +276,8 @@ pub(crate) async fn limits(
     limits_page(&app, &visit.session, &read, None).show()
 }
 
-/// The page that sets the limits: as they are set, or as a form has sent them, of which one makes no sense.
+/// The page that sets the limits: as they are set, or as a form has sent them, of which one makes
+/// no sense.
 fn limits_page(
     app: &App,
     session: &ConsoleSession,

@@ -1,5 +1,6 @@
-//! All partners, those with a problem first: who has an endpoint that takes nothing, webhooks that were
-//! given up, or purchases on hold. The problems are those of the newest look that all viewers share.
+//! All partners, those with a problem first: who has an endpoint that takes nothing, webhooks that
+//! were given up, or purchases on hold. The problems are those of the newest look that all viewers
+//! share.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Providers: which ones buy, which do not and until when, what waits for each, how their calls go; and
-//! the act on each, which stops its purchases or lets them go on.
+//! Providers: which ones buy, which do not and until when, what waits for each, how their calls go;
+//! and the act on each, which stops its purchases or lets them go on.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -48,7 +48,8 @@ struct Page {
     part: Part,
 }
 
-/// The part that is refreshed. It has no forms, so that none is replaced while somebody fills it in.
+/// The part that is refreshed. It has no forms, so that none is replaced while somebody fills it
+/// in.
 #[derive(Template)]
 #[template(path = "providers_part.html")]
 struct Part {
@@ -264,7 +265,8 @@ pub(crate) fn breaker_form(
     session: &ConsoleSession,
     back: &str,
 ) -> Option<ReasonForm> {
-    // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
+    // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing
+    // then.
     if !session.may(OperatorRole::Operator) || breaker.lost_commits() {
         return None;
     }
@@ -349,7 +351,8 @@ pub(crate) async fn close(
     Ok(act.done(&app, &text))
 }
 
-/// The version of the breaker that the page has shown. A form without one has seen none that exists.
+/// The version of the breaker that the page has shown. A form without one has seen none that
+/// exists.
 fn seen(act: &Act<Operator>) -> Option<i64> {
     let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
     seen.or(Some(-1))

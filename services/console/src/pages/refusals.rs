@@ -1,5 +1,6 @@
-//! The refused requests of a partner by cause: what each code means, a text for the partner, and the newest
-//! requests. They are those of [`accounts::refused`], as `esimctl partner show --refused` lists them.
+//! The refused requests of a partner by cause: what each code means, a text for the partner, and
+//! the newest requests. They are those of [`accounts::refused`], as
+//! `esimctl partner show --refused` lists them.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,8 @@ struct Page {
     access_key: String,
     causes: Vec<Cause>,
     most: u32,
-    /// The code and the order id, request id or part of a path that the page is about, if it is about one.
+    /// The code and the order id, request id or part of a path that the page is about, if it is
+    /// about one.
     code: String,
     order: String,
     /// What is known of the requests that name it.
@@ -94,8 +96,8 @@ fn code(one: &RefusedRequestView) -> &str {
     code.trim()
 }
 
-/// Whether a request is about what somebody asks for: its order id or a part of that, its request id, or a
-/// part of its path, which names the order or the eSIM of a request about one.
+/// Whether a request is about what somebody asks for: its order id or a part of that, its request
+/// id, or a part of its path, which names the order or the eSIM of a request about one.
 fn is_about(one: &RefusedRequestView, asked: &str) -> bool {
     let asked = asked.to_lowercase();
     let id = one.external_order_id.as_deref().unwrap_or_default();
@@ -130,8 +132,8 @@ fn answer(all: &[RefusedRequestView], asked: &str) -> String {
     format!("{found} {more}")
 }
 
-/// The causes, that with the newest request first. If one is `chosen`, only it, with all its requests; and
-/// only requests about what somebody `asked` for.
+/// The causes, that with the newest request first. If one is `chosen`, only it, with all its
+/// requests; and only requests about what somebody `asked` for.
 fn causes(
     path: &str,
     all: Vec<RefusedRequestView>,

@@ -1,6 +1,7 @@
-//! New keys and a new webhook secret of a partner, with an overlap in which the old ones work, too: what
-//! `esimctl partner rotate` does. The new ones are shown once. They have to be sealed, so this needs the
-//! master keys `MASTER_KEY_PARTNERS` and `MASTER_KEY_WEBHOOKS`; without them the page names the command.
+//! New keys and a new webhook secret of a partner, with an overlap in which the old ones work, too:
+//! what `esimctl partner rotate` does. The new ones are shown once. They have to be sealed, so this
+//! needs the master keys `MASTER_KEY_PARTNERS` and `MASTER_KEY_WEBHOOKS`; without them the page
+//! names the command.
 
 use std::time::Duration;
 
@@ -87,8 +88,8 @@ impl Replaced {
         }
     }
 
-    /// What becomes of the partner's requests or webhooks if the old ones end at once. `lately` says what it
-    /// has ordered until now.
+    /// What becomes of the partner's requests or webhooks if the old ones end at once. `lately`
+    /// says what it has ordered until now.
     fn at_once(self, lately: &str) -> String {
         match self {
             Self::Keys => {

@@ -110,7 +110,8 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
     bench.stop().await;
 }
 
-/// Support ends a key at once, without a master key and without an operator; nobody makes one there.
+/// Support ends a key at once, without a master key and without an operator; nobody makes one
+/// there.
 #[tokio::test]
 async fn a_key_in_wrong_hands_ends_at_once_by_support() {
     let bench = Bench::start().await;

@@ -1,5 +1,5 @@
-//! A form that is sent again after it was carried out: from the page before, by Back, or by a second
-//! click. It must do nothing, even if what it is about is in the same state again.
+//! A form that is sent again after it was carried out: from the page before, by Back, or by a
+//! second click. It must do nothing, even if what it is about is in the same state again.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -126,7 +126,8 @@ async fn a_resend_is_cancelled_once() {
     bench.stop().await;
 }
 
-/// Between the two, the first one has come to its end, so that what it is about is as it was before.
+/// Between the two, the first one has come to its end, so that what it is about is as it was
+/// before.
 #[tokio::test]
 async fn one_form_asks_a_provider_once() {
     let bench = Bench::start().await;
@@ -197,7 +198,8 @@ async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
     bench.stop().await;
 }
 
-/// Somebody who has acted is led to a page that shows what the act has changed, and not a look from before.
+/// Somebody who has acted is led to a page that shows what the act has changed, and not a look from
+/// before.
 #[tokio::test]
 async fn the_page_after_an_act_shows_what_it_has_changed() {
     let bench = Bench::start().await;
@@ -353,8 +355,9 @@ fn hidden(page: &str, action: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Every act of the console, from the list of its routes, so that a new one cannot be forgotten: its form
-/// is found on its page and sent twice. The second one is refused, and only one is in the record.
+/// Every act of the console, from the list of its routes, so that a new one cannot be forgotten:
+/// its form is found on its page and sent twice. The second one is refused, and only one is in the
+/// record.
 #[tokio::test]
 async fn every_act_sent_twice_is_carried_out_once() {
     let bench = Bench::start_with(&[

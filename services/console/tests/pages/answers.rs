@@ -256,8 +256,8 @@ async fn an_order_that_is_on_hold_or_given_back_says_so() {
     bench.stop().await;
 }
 
-/// The form of a parked purchase carries why it is parked. Whatever a provider has written there, the
-/// form that comes back is about the same parking.
+/// The form of a parked purchase carries why it is parked. Whatever a provider has written there,
+/// the form that comes back is about the same parking.
 #[tokio::test]
 async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_resolved() {
     let bench = Bench::start().await;
@@ -287,8 +287,8 @@ async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_re
     bench.stop().await;
 }
 
-/// Whoever looks at a page while the database is away learns what that means and what to do, and the page
-/// asks again by itself. A form does not.
+/// Whoever looks at a page while the database is away learns what that means and what to do, and
+/// the page asks again by itself. A form does not.
 #[tokio::test]
 async fn a_database_that_is_away_is_named_with_what_to_do() {
     let bench = Bench::start().await;
@@ -313,7 +313,8 @@ async fn a_database_that_is_away_is_named_with_what_to_do() {
     assert_eq!(answer.headers()["refresh"], "10");
     let page = answer.text().await.unwrap();
     for part in [
-        // Nobody can look who asks, so the page has no navigation, but it says which system it is of.
+        // Nobody can look who asks, so the page has no navigation, but it says which system it is
+        // of.
         "<span class=\"env\">Live</span>",
         "<h1>The console cannot read its database</h1>",
         "nothing is bought twice by that",

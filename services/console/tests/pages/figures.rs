@@ -102,7 +102,8 @@ async fn a_partner_and_a_provider_show_how_their_last_hours_went() {
     bench.stop().await;
 }
 
-/// A provider that buys, but takes much longer than it did, is said to be slow wherever its state stands.
+/// A provider that buys, but takes much longer than it did, is said to be slow wherever its state
+/// stands.
 #[tokio::test]
 async fn a_provider_that_has_become_slow_is_told_so_with_since_when() {
     let bench = Bench::start().await;

@@ -12,7 +12,8 @@ async fn one_filter_lists_all_webhooks_that_did_not_get_through() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
-    // 30 were given up, 30 have no address, 30 failed so far; 30 have not been tried, and 30 were delivered.
+    // 30 were given up, 30 have no address, 30 failed so far; 30 have not been tried, and 30 were
+    // delivered.
     for (number, state, attempted) in [
         (0, "exhausted", true),
         (1, "no_endpoint", true),
@@ -75,7 +76,8 @@ async fn one_filter_lists_all_webhooks_that_did_not_get_through() {
     bench.stop().await;
 }
 
-/// One filter has all orders that did not get through: failed, refused, on hold, or with a webhook that was given up.
+/// One filter has all orders that did not get through: failed, refused, on hold, or with a webhook
+/// that was given up.
 #[tokio::test]
 async fn one_filter_lists_all_orders_that_did_not_get_through() {
     let bench = Bench::start().await;

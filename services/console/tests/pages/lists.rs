@@ -1,4 +1,5 @@
-//! The lists, the box while somebody types, the zone of times, and what each page says of its system.
+//! The lists, the box while somebody types, the zone of times, and what each page says of its
+//! system.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -297,7 +298,8 @@ async fn webhooks_are_listed_by_state_and_as_csv() {
     bench.stop().await;
 }
 
-/// A webhook that was given up is counted wherever somebody looks, and its order is not called well.
+/// A webhook that was given up is counted wherever somebody looks, and its order is not called
+/// well.
 #[tokio::test]
 async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
     let bench = Bench::start().await;

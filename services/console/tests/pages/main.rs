@@ -1,5 +1,5 @@
-//! The console over HTTP, on a real database and in its own role: who may do what, and what the pages
-//! say.
+//! The console over HTTP, on a real database and in its own role: who may do what, and what the
+//! pages say.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -66,7 +66,8 @@ async fn every_route_without_a_session_leads_to_the_sign_in() {
     let resend = bench.resend().await;
     let mut protected = 0;
     for route in routes() {
-        // Whether there is something at an address, or whether it can be read, is nobody else's business.
+        // Whether there is something at an address, or whether it can be read, is nobody else's
+        // business.
         let unreadable = route.path.replace("{id}", "%FF%FE");
         let unreadable = unreadable.replace("{name}", "%FF%FE");
         for path in [path(&bench, resend, route.path), unreadable] {

@@ -1,5 +1,5 @@
-//! Sign-in by OpenID Connect, with a provider that does what a test says: also what no real one should
-//! do. The walk of `tests/console` signs in by a real one.
+//! Sign-in by OpenID Connect, with a provider that does what a test says: also what no real one
+//! should do. The walk of `tests/console` signs in by a real one.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -125,7 +125,8 @@ impl Provider {
         self.known.lock().unwrap().claims = claims;
     }
 
-    /// What the provider does when somebody has signed in there: the path that it sends the browser to.
+    /// What the provider does when somebody has signed in there: the path that it sends the browser
+    /// to.
     fn approve(&self, url: &Url) -> String {
         let query: BTreeMap<String, String> = url.query_pairs().into_owned().collect();
         let field = |name: &str| query.get(name).cloned().unwrap_or_default();

@@ -233,8 +233,8 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     bench.stop().await;
 }
 
-/// A person says which provider has a purchase that several may have, and what became of a give-back.
-/// Both are done in the console's own database role.
+/// A person says which provider has a purchase that several may have, and what became of a
+/// give-back. Both are done in the console's own database role.
 #[tokio::test]
 async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_their_order() {
     let bench = Bench::start().await;

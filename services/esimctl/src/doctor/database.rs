@@ -229,7 +229,8 @@ fn state(
 ) {
     let mut findings = Vec::new();
     health::of_server(session, server, &mut findings);
-    // Whether WAL is archived at all is part of the backup, which somebody may have left out on purpose.
+    // Whether WAL is archived at all is part of the backup, which somebody may have left out on
+    // purpose.
     let wants_backup = command.wants(Area::Backup);
     findings.retain(|one| wants_backup || !matches!(one.kind, FindingKind::NotArchived));
     let used = format!(

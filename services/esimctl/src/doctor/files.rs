@@ -8,8 +8,8 @@ use time::OffsetDateTime;
 
 use crate::doctor::line::Lines;
 
-/// What tells the time of the last base backup: the plug-in of `CloudNativePG`, its older built-in backup,
-/// and `deploy/backup`. The first two are 0 without a backup.
+/// What tells the time of the last base backup: the plug-in of `CloudNativePG`, its older built-in
+/// backup, and `deploy/backup`. The first two are 0 without a backup.
 const BACKUPS: [&str; 3] = [
     "barman_cloud_cloudnative_pg_io_last_available_backup_timestamp",
     "cnpg_collector_last_available_backup_timestamp",

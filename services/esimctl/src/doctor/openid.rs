@@ -1,8 +1,8 @@
-//! The OpenID provider by which people sign in at the console: whether a console with these settings
-//! could use it.
+//! The OpenID provider by which people sign in at the console: whether a console with these
+//! settings could use it.
 //!
-//! Orders do not need the console, so what is wrong here is a warning, except for a clock that is so
-//! wrong that it concerns the stages, too.
+//! Orders do not need the console, so what is wrong here is a warning, except for a clock that is
+//! so wrong that it concerns the stages, too.
 
 use console_pages::openid::{OpenIdConfig, OpenIdExamination, examine};
 use desk::operator::health::finding::Clock;

@@ -56,9 +56,9 @@ struct Named {
     by: Option<String>,
 }
 
-/// Who makes a change. A command that records one is refused before it begins if nobody is named: a record
-/// without a name is of no use when somebody asks why a partner was paused. In containers `USER` is often
-/// not set.
+/// Who makes a change. A command that records one is refused before it begins if nobody is named: a
+/// record without a name is of no use when somebody asks why a partner was paused. In containers
+/// `USER` is often not set.
 #[derive(Clone, Debug)]
 pub struct ChangeAuthor(String);
 

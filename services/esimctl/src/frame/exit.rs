@@ -10,10 +10,12 @@ pub const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 pub const USAGE: u8 = 2;
 /// Exit status if something was found that needs somebody: a difference from a provider's list of
-/// purchases, what `attention` shows, or what a dry run of `partner apply` or `option apply` would change.
+/// purchases, what `attention` shows, or what a dry run of `partner apply` or `option apply` would
+/// change.
 pub const FOUND: u8 = 3;
 
-/// A comparison with a list of a provider found something. It is an error, so that a script sees it by the exit status.
+/// A comparison with a list of a provider found something. It is an error, so that a script sees it
+/// by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "purchases in the list of {provider} without a placement: {orphans}; in contradiction to the database: {mismatches}; \
@@ -26,8 +28,8 @@ pub struct Discrepancies {
     pub missing: i64,
 }
 
-/// A dry run has found that the file differs from the database. It is an error, so that a pipeline sees it by the
-/// exit status.
+/// A dry run has found that the file differs from the database. It is an error, so that a pipeline
+/// sees it by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the file differs from the database ({created} to create, {changed} to change); run the command without --dry-run to \
@@ -42,7 +44,8 @@ pub struct WouldChange {
 pub fn status(result: anyhow::Result<()>) -> u8 {
     let error = match result {
         Ok(()) => return 0,
-        // The reader, such as `head`, has all that it wanted, and whatever the command changed is done.
+        // The reader, such as `head`, has all that it wanted, and whatever the command changed is
+        // done.
         Err(error) if is_closed(&error) => return 0,
         Err(error) => error,
     };

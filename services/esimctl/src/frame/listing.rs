@@ -1,4 +1,5 @@
-//! What `order list` and `delivery list` have in common: their filters, and pages that say how they go on.
+//! What `order list` and `delivery list` have in common: their filters, and pages that say how they
+//! go on.
 
 use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::{csv::table, operator::options};

@@ -1,5 +1,6 @@
-//! Finds the partner that an argument names, by its id, by its access key, or by its name, which is what
-//! lists and pages show. Names need not be unique; one that several partners have finds none of them.
+//! Finds the partner that an argument names, by its id, by its access key, or by its name, which is
+//! what lists and pages show. Names need not be unique; one that several partners have finds none
+//! of them.
 //!
 //! The access key from before the last rotation finds the partner too, because it may be the only
 //! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.

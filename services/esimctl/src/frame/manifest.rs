@@ -1,11 +1,12 @@
-//! Files that say how something is to be, which `partner apply` and `option apply` read: YAML, or JSON, with
-//! one list of entries.
+//! Files that say how something is to be, which `partner apply` and `option apply` read: YAML, or
+//! JSON, with one list of entries.
 //!
-//! A file is read and checked as a whole before anything is changed. Each entry is read by itself, so that
-//! one error names the faults of several entries, each with its line and field. A key that stands twice in
-//! one object is a fault, because a parser would take one of the two silently. Words such as `no` and `on`
-//! are text, so that the country `NO` stays one. A number that does not print as it was written is a fault,
-//! too: `007` and `72044e0` are names of products to whoever writes them, and would become 7 and 72044.
+//! A file is read and checked as a whole before anything is changed. Each entry is read by itself,
+//! so that one error names the faults of several entries, each with its line and field. A key that
+//! stands twice in one object is a fault, because a parser would take one of the two silently.
+//! Words such as `no` and `on` are text, so that the country `NO` stays one. A number that does not
+//! print as it was written is a fault, too: `007` and `72044e0` are names of products to whoever
+//! writes them, and would become 7 and 72044.
 
 use std::{collections::BTreeMap, fmt, fs::File, io};
 
@@ -135,7 +136,8 @@ fn check_number(written: &str, read: &Value, line: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the numbers of a JSON text: what stands outside of strings and begins with a digit or `-`.
+/// Checks the numbers of a JSON text: what stands outside of strings and begins with a digit or
+/// `-`.
 fn check_numbers(text: &str) -> anyhow::Result<()> {
     let mut line = 1;
     let mut rest = text;
@@ -191,7 +193,8 @@ fn of_json(text: &str, list: &str) -> anyhow::Result<Vec<(u64, Value)>> {
     entries.into_iter().map(value).collect()
 }
 
-/// Refuses a key that stands twice in one object, because the parser would take the last one silently.
+/// Refuses a key that stands twice in one object, because the parser would take the last one
+/// silently.
 fn check_keys(text: &str) -> anyhow::Result<()> {
     let mut repeated = None;
     let distinct = Distinct {

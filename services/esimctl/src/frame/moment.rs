@@ -5,8 +5,8 @@ use time::OffsetDateTime;
 
 use crate::output::utc;
 
-/// Checks that some time lies between `--since` and `--until`. A command without `--since` goes back to
-/// the beginning, and one without `--until` ends now.
+/// Checks that some time lies between `--since` and `--until`. A command without `--since` goes
+/// back to the beginning, and one without `--until` ends now.
 pub fn check_range(
     since: Option<OffsetDateTime>,
     until: Option<OffsetDateTime>,

@@ -1,8 +1,8 @@
 //! The layout of the text that commands print: tables, lists of properties, times and durations.
 //!
-//! Two guarantees hold for all of it. Control and invisible characters are escaped, because names and ids
-//! come from partners and could otherwise change the operator's terminal. No id or command is ever broken
-//! into two lines, so that it can be copied as a whole.
+//! Two guarantees hold for all of it. Control and invisible characters are escaped, because names
+//! and ids come from partners and could otherwise change the operator's terminal. No id or command
+//! is ever broken into two lines, so that it can be copied as a whole.
 
 use comfy_table::{LineStyle, Table, TableStyle};
 pub use runtime::terminal::{one_line, printable};
@@ -28,13 +28,14 @@ macro_rules! cells {
 }
 pub(crate) use cells;
 
-/// The width from which a cell no longer widens its column. One long id would push the other columns of all
-/// rows out of the terminal.
+/// The width from which a cell no longer widens its column. One long id would push the other
+/// columns of all rows out of the terminal.
 const WIDEST: usize = 64;
 /// Stands for a character of a cell that is too wide, until the table is laid out.
 const STAND_IN: &str = "\u{e000}";
 
-/// A table of the rows. A cell that is wider than [`WIDEST`] is whole, but only its own row is longer.
+/// A table of the rows. A cell that is wider than [`WIDEST`] is whole, but only its own row is
+/// longer.
 pub fn table<const N: usize>(rows: impl IntoIterator<Item = TableRow<N>>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);

@@ -1,5 +1,5 @@
-//! What `partner apply` and `option apply` change, before they change it: each entry of the file is created,
-//! changed or unchanged. Nothing is ever removed because a file does not mention it.
+//! What `partner apply` and `option apply` change, before they change it: each entry of the file is
+//! created, changed or unchanged. Nothing is ever removed because a file does not mention it.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -101,7 +101,8 @@ impl Plan {
         lines.join("\n")
     }
 
-    /// Prints the plan as the result of a dry run, whose exit status says whether it changes anything.
+    /// Prints the plan as the result of a dry run, whose exit status says whether it changes
+    /// anything.
     pub fn print_dry_run(
         &self,
         console: &Console,

@@ -1,8 +1,8 @@
 //! Shows what `esimctl migrate` waits for while it builds an index.
 //!
 //! The connection that migrates is busy during a build, so a second connection looks once a second.
-//! It is opened only if the migration takes longer than that, because most of them do not. The lines
-//! go to standard error: one whenever something changes, and otherwise one every ten seconds.
+//! It is opened only if the migration takes longer than that, because most of them do not. The
+//! lines go to standard error: one whenever something changes, and otherwise one every ten seconds.
 
 use std::{
     convert::Infallible,

@@ -1,9 +1,9 @@
 //! `esimctl give-back`: lists parked give-backs, and resolves them.
 //!
 //! A partner gives a delivered eSIM back to its provider. If the provider does not say for too long
-//! whether it has the eSIM back, the give-back is parked, because a wrong guess would either cost the
-//! price of the eSIM or let somebody use it for free. The operator looks the eSIM up at the provider
-//! and says what was found.
+//! whether it has the eSIM back, the give-back is parked, because a wrong guess would either cost
+//! the price of the eSIM or let somebody use it for free. The operator looks the eSIM up at the
+//! provider and says what was found.
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};

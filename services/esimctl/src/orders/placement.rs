@@ -100,8 +100,8 @@ pub enum PlacementCommand {
         provider: Option<String>,
         /// The provider's own number of the purchase, such as the order number in its portal
         ///
-        /// eSIM Access finds a purchase by its number, or by the time of its attempt. After a restore of the
-        /// database this time is not known, so give the number.
+        /// eSIM Access finds a purchase by its number, or by the time of its attempt. After a
+        /// restore of the database this time is not known, so give the number.
         #[arg(long, value_name = "NUMBER", conflicts_with_all = ["not_bought", "retry"])]
         reference: Option<String>,
         #[command(flatten)]

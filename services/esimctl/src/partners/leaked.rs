@@ -1,8 +1,8 @@
 //! `esimctl partner leaked`: ends keys that are in wrong hands, at once.
 //!
-//! It is an act of its own beside `partner rotate`, which keeps the old keys valid for an overlap. It makes
-//! no new keys, so it needs no master key and no way to hand them over, and whoever learns of a leak at
-//! night need not wait for somebody who has both.
+//! It is an act of its own beside `partner rotate`, which keeps the old keys valid for an overlap.
+//! It makes no new keys, so it needs no master key and no way to hand them over, and whoever learns
+//! of a leak at night need not wait for somebody who has both.
 
 use accounts::partners::{self, EndedKeys, Partner};
 use anyhow::{Context, ensure};

@@ -1,5 +1,5 @@
-//! `esimctl partner show --refused`: the refused requests of a partner, for "we sent it, and you do not have
-//! it".
+//! `esimctl partner show --refused`: the refused requests of a partner, for "we sent it, and you do
+//! not have it".
 
 use accounts::refused::{self, RefusedRequestView};
 

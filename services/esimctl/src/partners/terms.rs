@@ -1,4 +1,5 @@
-//! What commands about partners share: the text of a partner, and the rules for its name, limits and webhook URL.
+//! What commands about partners share: the text of a partner, and the rules for its name, limits
+//! and webhook URL.
 
 use accounts::partners::{self, Partner};
 use anyhow::Context;
@@ -27,8 +28,8 @@ pub fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What seals the keys and secrets of partners, if its master keys are those of the services. `nothing` begins
-/// the error, such as "nothing was changed".
+/// What seals the keys and secrets of partners, if its master keys are those of the services.
+/// `nothing` begins the error, such as "nothing was changed".
 pub async fn vault(
     master_key: &MasterKeyConfig,
     connection: &mut PgConnection,

@@ -1,6 +1,6 @@
-//! `esimctl recover --ledger`: reads the provider's own list of purchases from a file, has it compared
-//! with the placements (`tools::ledger`), and shows what differs. `esimctl provider reconcile` gets the
-//! list from the provider and uses the rest.
+//! `esimctl recover --ledger`: reads the provider's own list of purchases from a file, has it
+//! compared with the placements (`tools::ledger`), and shows what differs.
+//! `esimctl provider reconcile` gets the list from the provider and uses the rest.
 //!
 //! After commits were lost, for example because an asynchronous standby was promoted, purchases may
 //! exist whose placement is gone. Only the provider knows them. USIMSA has no call that lists
@@ -36,8 +36,8 @@ const NAMED: usize = 100;
 /// The longest field, in characters. Longer ones are no ids, times or names.
 const LONGEST_FIELD: usize = 10_000;
 
-/// Fails with [`Discrepancies`] if the comparison has found orphans or mismatches, or if something is
-/// missing.
+/// Fails with [`Discrepancies`] if the comparison has found orphans or mismatches, or if something
+/// is missing.
 pub fn check(found: &Comparison) -> Result<(), Discrepancies> {
     if found.orphans == 0 && found.mismatches == 0 && found.missing == 0 {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `esimctl option`: lists the catalogue, which is the set of options that partners may order, brings it to what
-//! a file says ([`crate::option_file`]), and takes an option out of sale.
+//! `esimctl option`: lists the catalogue, which is the set of options that partners may order,
+//! brings it to what a file says ([`crate::option_file`]), and takes an option out of sale.
 
 use accounts::options::{self, ProductOption};
 use anyhow::{bail, ensure};

@@ -1,9 +1,10 @@
 //! `esimctl option apply`: brings the catalogue to what a file says.
 //!
 //! The whole file is read and checked before anything is changed, and everything is written in one
-//! transaction with its record: a file with any fault changes nothing, so the catalogue is never half of an
-//! old and half of a new one. Options that the file does not mention stay as they are, and so does each
-//! field that it leaves out of an option. The output of `option list --json` is such a file, too.
+//! transaction with its record: a file with any fault changes nothing, so the catalogue is never
+//! half of an old and half of a new one. Options that the file does not mention stay as they are,
+//! and so does each field that it leaves out of an option. The output of `option list --json` is
+//! such a file, too.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -90,7 +91,8 @@ pub async fn apply(asked: &OptionApplyArgs, console: &Console) -> anyhow::Result
         &mut connection,
         "option apply",
         |transaction| -> anyhow::Result<(Vec<ProductOption>, Plan, usize)> {
-            // What the file leaves out is taken from the stored option, so nobody may change that meanwhile.
+            // What the file leaves out is taken from the stored option, so nobody may change that
+            // meanwhile.
             options::lock(transaction).await?;
             let stored = options::all(transaction).await?;
             let stored: HashMap<OptionId, options::StoredOption> =
@@ -196,10 +198,11 @@ fn changed(plan: &Plan) -> ActionChange {
     }))
 }
 
-/// The providers that live options on sale in the file name and that no provisioner has ever served. They
-/// are no fault of the file, because a catalogue may be imported before the provisioner that serves it
-/// starts for the first time. `esimctl doctor` warns of them for as long as that is so. Sandbox options
-/// do not count, because all orders of sandbox partners go to the sandbox.
+/// The providers that live options on sale in the file name and that no provisioner has ever
+/// served. They are no fault of the file, because a catalogue may be imported before the
+/// provisioner that serves it starts for the first time. `esimctl doctor` warns of them for as long
+/// as that is so. Sandbox options do not count, because all orders of sandbox partners go to the
+/// sandbox.
 async fn unserved(
     connection: &mut PgConnection,
     catalogue: &[ProductOption],
@@ -253,8 +256,8 @@ pub struct OptionEntry {
 }
 
 impl OptionEntry {
-    /// The option that the entry makes of the stored one, or of none. What it leaves out of an option
-    /// that cannot be read is as in a new one, but whether that is on sale is known.
+    /// The option that the entry makes of the stored one, or of none. What it leaves out of an
+    /// option that cannot be read is as in a new one, but whether that is on sale is known.
     fn onto(self, stored: Option<&options::StoredOption>) -> ProductOption {
         let sold = OptionAtProvider {
             provider: self.provider,
@@ -264,7 +267,8 @@ impl OptionEntry {
         let was = stored.and_then(|stored| stored.option.as_ref().ok());
         let was = was.unwrap_or(&new);
         let is_on_sale = stored.is_none_or(|stored| stored.enabled);
-        // Without `..new`, so that a new field cannot be forgotten: the file would change nothing of it.
+        // Without `..new`, so that a new field cannot be forgotten: the file would change nothing
+        // of it.
         ProductOption {
             option_id: new.option_id,
             name: new.name.clone(),
@@ -284,8 +288,8 @@ impl OptionEntry {
 /// An entry with the place where it stands.
 type Placed<T> = (String, T);
 
-/// Makes the options of the entries and what is stored, and checks them once more: what an entry leaves
-/// out may not fit to what it changes.
+/// Makes the options of the entries and what is stored, and checks them once more: what an entry
+/// leaves out may not fit to what it changes.
 fn onto(
     entries: Vec<Placed<OptionEntry>>,
     stored: &HashMap<OptionId, options::StoredOption>,

@@ -1,6 +1,6 @@
 //! `esimctl provider`: shows, opens and closes the breakers of the providers, lists the lanes whose
-//! purchases are held back, tries an account ([`crate::provider_check`]), and compares the provider's
-//! list of purchases with ours ([`crate::reconcile`]).
+//! purchases are held back, tries an account ([`crate::provider_check`]), and compares the
+//! provider's list of purchases with ours ([`crate::reconcile`]).
 //!
 //! A breaker is a row that all provisioners read, so a change made here stops or resumes the work
 //! of every replica. While a breaker is open, orders are accepted and wait. A lane, which is
@@ -74,7 +74,8 @@ pub enum ProviderCommand {
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
     Check(Box<ProviderCheckArgs>),
-    /// Compare the provider's list of purchases with ours: unknown, missing, duplicate or differently priced
+    /// Compare the provider's list of purchases with ours: unknown, missing, duplicate or
+    /// differently priced
     #[command(after_help = reconcile::EXAMPLES)]
     Reconcile(Box<Reconcile>),
     /// Close a provider's breaker, so that its work goes on at once

@@ -102,8 +102,8 @@ pub async fn run(command: &RecoverArgs, console: &Console) -> anyhow::Result<()>
         return Ok(ledger::check(found)?);
     }
     let park = command.park_unanswered;
-    // Orphans are recorded first, because what was found stays true even if the recovery then fails,
-    // for example because a provisioner is still connected.
+    // Orphans are recorded first, because what was found stays true even if the recovery then
+    // fails, for example because a provisioner is still connected.
     let run = async |mode: Mode<'_>| {
         if let (Some(found), Mode::Apply(action)) = (&found, mode) {
             tools::ledger::record_orphans(&mut connection, &found.provider, action).await?;

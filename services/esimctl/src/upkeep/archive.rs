@@ -1,7 +1,8 @@
 //! `esimctl archive`: exports finished orders into files and deletes them.
 //!
 //! `tools::archive` says what is moved when, and why nothing is lost or duplicated if the program
-//! dies. `run` makes the files, and `place` stores them in a folder or a bucket and reads them back.
+//! dies. `run` makes the files, and `place` stores them in a folder or a bucket and reads them
+//! back.
 
 mod bucket;
 mod place;

@@ -76,7 +76,8 @@ pub struct MigrateArgs {
     /// Create the database roles, or set their passwords, from the files in this folder
     ///
     /// The role of `DATABASE_URL` needs `CREATEROLE` for it. If it lacks that privilege, the
-    /// command says so and goes on, because another tool may manage the roles. An empty name is none.
+    /// command says so and goes on, because another tool may manage the roles. An empty name is
+    /// none.
     #[arg(long, value_name = "FOLDER")]
     roles: Option<PathBuf>,
     /// Wait this long for the roles that another tool creates, and fail if one is still missing
@@ -171,7 +172,8 @@ pub async fn run(command: &MigrateArgs, console: &Console) -> anyhow::Result<()>
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
     for role in schema::ROLES {
         let file = folder.join(format!("database-{}", role.of));
-        // A folder from before the console existed has no password of it, and the rest works without.
+        // A folder from before the console existed has no password of it, and the rest works
+        // without.
         if role.of == "console" && !file.exists() {
             say(format_args!(
                 "esimctl: {} does not exist, so {} is left out and the console cannot log in: write a password into the \

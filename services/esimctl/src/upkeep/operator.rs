@@ -1,8 +1,8 @@
 //! `esimctl operator`: the accounts of operators who sign in at the console.
 //!
-//! No command takes or shows a password. `create` and `set --new-password` print a one-time link, with which the
-//! operator sets a password of their own; the link is shown once, and only its digest is stored.
-//! Every change is recorded, with the reason if one is given.
+//! No command takes or shows a password. `create` and `set --new-password` print a one-time link,
+//! with which the operator sets a password of their own; the link is shown once, and only its
+//! digest is stored. Every change is recorded, with the reason if one is given.
 
 use anyhow::{Context, anyhow};
 use clap::{

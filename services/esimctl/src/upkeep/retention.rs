@@ -54,7 +54,8 @@ pub enum RetentionCommand {
 #[derive(Args, Clone, Debug)]
 pub struct RetentionSetArgs {
     /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions),
-    /// `changes` (recorded changes by partners), `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
+    /// `changes` (recorded changes by partners), `refusals` (refused requests), `orders` or
+    /// `archived` (what is remembered of archived orders)
     #[arg(value_parser = str::parse::<DataClass>)]
     class: DataClass,
     #[command(flatten)]

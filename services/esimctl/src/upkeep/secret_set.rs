@@ -61,7 +61,8 @@ pub struct SecretsCreateArgs {
     /// pod can read.
     #[arg(long, value_name = "HOST:PORT/DATABASE", requires = "into", value_parser = database_at)]
     database_at: Option<Url>,
-    /// Also give the console the master keys for partners and webhooks, with which it makes new keys
+    /// Also give the console the master keys for partners and webhooks, with which it makes new
+    /// keys
     #[arg(long, requires = "into")]
     console_keys: bool,
     /// The password of the database's owner [default: a random one]
@@ -112,8 +113,8 @@ fn speaks_nats(role: DatabaseRole) -> bool {
 pub fn run(command: &SecretsCommand, console: &Console) -> anyhow::Result<()> {
     let SecretsCommand::Create(asked) = command;
     let folder = &asked.folder;
-    // It is not made here: a name that was mistyped, or a volume that is not mounted, would get new keys beside those
-    // that a system runs with.
+    // It is not made here: a name that was mistyped, or a volume that is not mounted, would get new
+    // keys beside those that a system runs with.
     ensure!(
         folder.is_dir(),
         "there is no folder {0}: name the one that holds the secrets; for a new system make it first (mkdir -m 700 {0})",
@@ -323,8 +324,8 @@ fn share(asked: &SecretsCreateArgs, into: &Path) -> anyhow::Result<()> {
     operator.pgpass("operator")?;
     operator.database_url("operator", database)?;
     operator.keys(&PURPOSES)?;
-    // The console gets no master key, because it shows nothing that is encrypted, unless it may make new
-    // keys of partners, which it has to seal.
+    // The console gets no master key, because it shows nothing that is encrypted, unless it may
+    // make new keys of partners, which it has to seal.
     let console = of("console", OWNER)?;
     console.pgpass("console")?;
     console.database_url("console", database)?;

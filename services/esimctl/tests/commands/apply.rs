@@ -1,5 +1,5 @@
-//! `partner apply` and `option apply`: a file is applied as a whole or not at all, twice is as good as once,
-//! and everything is recorded as the act that it is.
+//! `partner apply` and `option apply`: a file is applied as a whole or not at all, twice is as good
+//! as once, and everything is recorded as the act that it is.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -356,7 +356,8 @@ partners:
     assert_eq!(operator.json(&["endpoint", "list"]).await, endpoints);
 }
 
-/// A product that is sold out stays out of sale, although the file of the catalogue is applied again.
+/// A product that is sold out stays out of sale, although the file of the catalogue is applied
+/// again.
 #[tokio::test]
 async fn what_a_file_of_options_leaves_out_stays_as_it_is() {
     let operator = Operator::new().await;
@@ -454,8 +455,8 @@ async fn options_are_applied_from_yaml_with_a_plan_and_a_record() {
     assert_eq!(commands(&operator).await, ["option apply", "option apply"]);
 }
 
-/// Another transaction has locked the second account of the file and wants the first one. PostgreSQL ends
-/// the command's transaction, which is then made again.
+/// Another transaction has locked the second account of the file and wants the first one.
+/// PostgreSQL ends the command's transaction, which is then made again.
 #[tokio::test]
 async fn a_file_that_loses_a_deadlock_is_applied_all_the_same() {
     let operator = Operator::new().await;
@@ -467,8 +468,8 @@ async fn a_file_that_loses_a_deadlock_is_applied_all_the_same() {
         text(one, "partner_id").parse::<uuid::Uuid>().unwrap()
     };
     let lock = "SELECT FROM partners WHERE partner_id = $1 FOR UPDATE";
-    // Only the command looks for a deadlock while it waits, so it is the one that loses it. It looks once, after
-    // some seconds, in which this test makes one.
+    // Only the command looks for a deadlock while it waits, so it is the one that loses it. It
+    // looks once, after some seconds, in which this test makes one.
     let mut watch = operator.database.connect().await.unwrap();
     let patient = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''5s''', current_database()); END $$";
     sqlx::query(patient).execute(&mut watch).await.unwrap();

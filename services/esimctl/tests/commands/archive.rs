@@ -1,5 +1,5 @@
-//! `esimctl archive`: finished orders go into files that common tools check and read, and nothing is
-//! lost or duplicated when a run is killed.
+//! `esimctl archive`: finished orders go into files that common tools check and read, and nothing
+//! is lost or duplicated when a run is killed.
 
 mod bucket;
 
@@ -266,8 +266,8 @@ async fn a_run_that_is_killed_loses_and_duplicates_nothing() {
         archiver.order(&format!("o-{number}"), number).await;
     }
     let before = archiver.rows().await;
-    // The rows of the archives are locked when everything is reserved. So the first file is stored, and its
-    // transaction waits before it commits.
+    // The rows of the archives are locked when everything is reserved. So the first file is stored,
+    // and its transaction waits before it commits.
     let mut first = archiver.operator.command(&archiver.run()).spawn().unwrap();
     wait::soon("all orders to be reserved", async || {
         let reserved = archiver

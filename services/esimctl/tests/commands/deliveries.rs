@@ -71,7 +71,8 @@ async fn a_delivery_is_shown_with_its_attempts_and_resent() {
         .fails(2, "MASTER_KEY");
 }
 
-/// What arrived at the first endpoint is not all: the webhook to the second one, which fails, is shown, too.
+/// What arrived at the first endpoint is not all: the webhook to the second one, which fails, is
+/// shown, too.
 #[tokio::test]
 async fn a_delivery_is_shown_with_the_one_to_the_second_endpoint() {
     let operator = Operator::new().await;

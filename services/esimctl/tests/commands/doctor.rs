@@ -101,8 +101,8 @@ async fn of_the_database(system: &mut System) {
             ("fault", "schema", "esimctl migrate"),
         )
         .await;
-    // A clock that differs cannot be planted: each session sets its `search_path`, so no schema of somebody
-    // else stands for `clock_timestamp`. `openid` has the same line for another server.
+    // A clock that differs cannot be planted: each session sets its `search_path`, so no schema of
+    // somebody else stands for `clock_timestamp`. `openid` has the same line for another server.
     for (setting, value, found) in [
         ("fsync", "off", ("fault", "durability", "fsync")),
         (

@@ -1,5 +1,5 @@
-//! What operators look at all day, and their accounts: `find`, `attention`, `status`, `operator` and
-//! `operation`; and `placement resolve` of a purchase that several providers may have.
+//! What operators look at all day, and their accounts: `find`, `attention`, `status`, `operator`
+//! and `operation`; and `placement resolve` of a purchase that several providers may have.
 
 use std::time::Duration;
 

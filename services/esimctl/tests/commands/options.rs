@@ -124,7 +124,8 @@ async fn the_list_can_be_imported_again() {
     );
 }
 
-/// A catalogue may be imported before its provisioner starts for the first time, so this is a warning.
+/// A catalogue may be imported before its provisioner starts for the first time, so this is a
+/// warning.
 #[tokio::test]
 async fn an_import_warns_of_providers_that_nobody_serves() {
     let operator = Operator::new().await;

@@ -1,4 +1,5 @@
-//! `esimctl order list` and `delivery list`: the filters, the pages and the CSV; and `esimctl find`.
+//! `esimctl order list` and `delivery list`: the filters, the pages and the CSV; and
+//! `esimctl find`.
 
 use serde_json::{Value, json};
 

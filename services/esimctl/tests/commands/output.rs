@@ -1,5 +1,5 @@
-//! What every command does with its output and its files, and who makes its changes. No command here reaches
-//! a database.
+//! What every command does with its output and its files, and who makes its changes. No command
+//! here reaches a database.
 
 use std::{
     fs::{self, File, OpenOptions},

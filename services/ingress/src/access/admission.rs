@@ -304,8 +304,8 @@ impl Admission {
         gauges.register();
     }
 
-    /// Counts a request of a partner. Returns what is left of its requests per second, which is in the
-    /// answer to this request whatever else becomes of it.
+    /// Counts a request of a partner. Returns what is left of its requests per second, which is in
+    /// the answer to this request whatever else becomes of it.
     pub(crate) fn request(&self, partner: &KnownPartner) -> Result<RateState, ApiError> {
         self.rates.of(partner).request()
     }
@@ -572,8 +572,8 @@ mod tests {
         limits: LimitsConfig,
     }
 
-    /// Each request that listens stays open for a while, so their number is bounded: that of one account by a
-    /// 429, and that of all accounts by a 503.
+    /// Each request that listens stays open for a while, so their number is bounded: that of one
+    /// account by a 429, and that of all accounts by a 503.
     #[test]
     fn of_requests_that_listen_there_are_128_and_four_of_an_account() {
         let program: Program = clap::Parser::parse_from(["program"]);

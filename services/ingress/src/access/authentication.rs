@@ -58,8 +58,8 @@ pub(crate) struct SignedRequest {
 #[derive(Debug)]
 pub(crate) struct AuthenticationFailure {
     error: ApiError,
-    /// The partner whose access key the request has. The response to a request without a valid signature
-    /// must not depend on it, because whoever sent it did not prove to be the partner.
+    /// The partner whose access key the request has. The response to a request without a valid
+    /// signature must not depend on it, because whoever sent it did not prove to be the partner.
     sender: Option<RequestSender>,
 }
 
@@ -110,9 +110,9 @@ impl Authenticator {
         ApiError::with(code, header)
     }
 
-    /// The answer to a request whose time is far from ours. If it is our clock that is wrong, the time may
-    /// be right, and a 401 would say that a repeat is of no use. So it gets the 500 that every other
-    /// request gets until the clocks agree.
+    /// The answer to a request whose time is far from ours. If it is our clock that is wrong, the
+    /// time may be right, and a 401 would say that a repeat is of no use. So it gets the 500 that
+    /// every other request gets until the clocks agree.
     fn not_recent(&self, checked: pg::Result<()>) -> ApiError {
         match checked {
             Err(error @ pg::Error::Unfit(Unfit::Clock { .. })) => ApiError::internal(error),

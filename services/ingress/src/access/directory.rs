@@ -89,7 +89,8 @@ impl KnownPartner {
 pub(crate) enum Key {
     Missing,
     /// The stored key cannot be decrypted, for example because this process does not have its
-    /// master key, or something else of the partner's row cannot be read. Requests get a 500 and not a 401, because the fault is ours.
+    /// master key, or something else of the partner's row cannot be read. Requests get a 500 and
+    /// not a 401, because the fault is ours.
     Unusable,
     Known(SecretKey),
 }
@@ -104,11 +105,11 @@ struct Partners {
 }
 
 impl Partners {
-    /// Replaces the keys of a partner, unless a newer row version is known. A look-up that was slower
-    /// than the refresh would otherwise bring back old keys.
+    /// Replaces the keys of a partner, unless a newer row version is known. A look-up that was
+    /// slower than the refresh would otherwise bring back old keys.
     ///
-    /// If this row version is known already, a replaced key ends at the later of the two times. Both are
-    /// at most the true one, so the later one is closer to it.
+    /// If this row version is known already, a replaced key ends at the later of the two times.
+    /// Both are at most the true one, so the later one is closer to it.
     fn learn(
         &mut self,
         partner_id: PartnerId,
@@ -399,10 +400,10 @@ impl Directory {
         option
     }
 
-    /// Keeps the cache up to date until the soft stop. A wrong schema, or a database that must not be
-    /// used, is an error that ends the process. Once the cache is filled, the pulse begins, which keeps
-    /// the readiness up to date: before that, requests of known partners could be denied, because the
-    /// look-ups have a limit.
+    /// Keeps the cache up to date until the soft stop. A wrong schema, or a database that must not
+    /// be used, is an error that ends the process. Once the cache is filled, the pulse begins,
+    /// which keeps the readiness up to date: before that, requests of known partners could be
+    /// denied, because the look-ups have a limit.
     pub(crate) async fn refresh(
         self: Arc<Self>,
         nats: Nats,
@@ -427,8 +428,8 @@ impl Directory {
                         self.learn(changes, &mut seen);
                     }
                     // Ended keys are dropped only while the database responds. A request with a key
-                    // that is not cached needs a look-up, so without the database it would get a 500
-                    // instead of a 401.
+                    // that is not cached needs a look-up, so without the database it would get a
+                    // 500 instead of a 401.
                     self.partners_mut().forget_ended();
                     if let Some(pulse) = not_pulsing.take() {
                         shutdown.spawn("pulse", pulse);
@@ -481,8 +482,8 @@ impl Directory {
 
 /// Reads what has changed since `seen`; `None` if nothing has. Changes nothing itself.
 async fn changes(connection: &mut PgConnection, seen: &Seen) -> Result<Option<Changes>, Error> {
-    // One small read while nothing has changed, which is nearly always. It comes first, so that what
-    // changes during the further reads is read again.
+    // One small read while nothing has changed, which is nearly always. It comes first, so that
+    // what changes during the further reads is read again.
     let configuration_version = options::configuration_version(connection).await?;
     if seen.configuration_version == Some(configuration_version) && seen.read_again == 0 {
         return Ok(None);

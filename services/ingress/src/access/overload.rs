@@ -83,8 +83,8 @@ impl Overload {
         }
     }
 
-    /// Notes that an order, whose task began at `admitted`, took `delay` without the provider's time, and
-    /// that `in_flight` orders are in flight now. Returns the new limit if it changes.
+    /// Notes that an order, whose task began at `admitted`, took `delay` without the provider's
+    /// time, and that `in_flight` orders are in flight now. Returns the new limit if it changes.
     pub(super) fn observe(
         &mut self,
         now: Instant,

@@ -2,8 +2,9 @@
 //!
 //! Guarantees: each limit allows a burst of one second's worth, and a request beyond it gets a 429
 //! that says when to come back. A request that one of its limits refuses uses nothing of the others
-//! that are asked for it together, so that whoever obeys the 429 is not held up by it. The state of a partner that has sent nothing for a minute may be
-//! dropped once it would be allowed a full burst again anyway, so that being forgotten gives nobody more.
+//! that are asked for it together, so that whoever obeys the 429 is not held up by it. The state of
+//! a partner that has sent nothing for a minute may be dropped once it would be allowed a full
+//! burst again anyway, so that being forgotten gives nobody more.
 //!
 //! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory),
 //! where an operator's change arrives within a second while the database responds. Each process
@@ -38,7 +39,8 @@ const PARTNER_ESIM_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap()
 /// The number of partners with state at which those that are silent are dropped. Without it, the
 /// map would grow with every partner that ever sent a request.
 const REMEMBERED: usize = 10_000;
-/// After this time without requests, the state of a partner may be dropped, if its bursts are full again.
+/// After this time without requests, the state of a partner may be dropped, if its bursts are full
+/// again.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
 pub(crate) struct Rates {
@@ -94,8 +96,8 @@ struct Rate {
     full_at: Mutex<Instant>,
 }
 
-/// What a [`Rate`] allows. It is used up only by [`Allowed::take`]. Until then the rate stays locked,
-/// so nobody else can use it up meanwhile.
+/// What a [`Rate`] allows. It is used up only by [`Allowed::take`]. Until then the rate stays
+/// locked, so nobody else can use it up meanwhile.
 struct Allowed<'a> {
     full_at: MutexGuard<'a, Instant>,
     /// The time that the use moves `full_at` to.
@@ -111,8 +113,8 @@ impl Allowed<'_> {
 }
 
 impl Rates {
-    /// Creates the rate limits. `max_units` is the maximum number of units of one order; an order that
-    /// its partner may send always fits into a burst.
+    /// Creates the rate limits. `max_units` is the maximum number of units of one order; an order
+    /// that its partner may send always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         Self {
             limits: limits.clone(),
@@ -148,9 +150,10 @@ impl Rates {
         rates
     }
 
-    /// The maximum number of units in one order of this partner. A sandbox account is free, and each of
-    /// its units becomes a webhook to each of its hosts, so there an own rate bounds the single order,
-    /// too. Orders of a live partner cost money, and keep the whole size whatever its rate is.
+    /// The maximum number of units in one order of this partner. A sandbox account is free, and
+    /// each of its units becomes a webhook to each of its hosts, so there an own rate bounds the
+    /// single order, too. Orders of a live partner cost money, and keep the whole size whatever its
+    /// rate is.
     pub(crate) fn units_per_order(&self, partner: &KnownPartner) -> u32 {
         let own = partner.limits.units_per_second;
         own.filter(|_| partner.environment == Environment::Sandbox)

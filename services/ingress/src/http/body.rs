@@ -34,8 +34,8 @@ pub(crate) async fn read(
 }
 
 /// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
-/// or the largest one if the body is chunked and its length is unknown. A body that is too long by its
-/// `Content-Length`, or encoded, is refused before it is read.
+/// or the largest one if the body is chunked and its length is unknown. A body that is too long by
+/// its `Content-Length`, or encoded, is refused before it is read.
 pub(crate) fn most_bytes(max_body: usize, headers: &HeaderMap) -> Result<usize, ApiError> {
     let length = match headers.get(header::CONTENT_LENGTH) {
         None if headers.contains_key(header::TRANSFER_ENCODING) => max_body,

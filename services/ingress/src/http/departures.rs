@@ -2,21 +2,22 @@
 //!
 //! Until `answer_by` PostgreSQL does not know whether the answer of an order has left, because a
 //! record of that would be one more write for each order. Only the process that answered it knows.
-//! So a cancellation that comes early asks: first the memory of this process, and then, by plain NATS
-//! messages, all other ingress processes at once.
+//! So a cancellation that comes early asks: first the memory of this process, and then, by plain
+//! NATS messages, all other ingress processes at once.
 //!
 //! Guarantee: [`Departures::has_left`] is true only if a process has said that it no longer answers
 //! this order: the last byte of its 201 has left, or never will. Silence proves nothing, because
 //! the process may be stalled or cut off from NATS. Then the order has to wait for `answer_by`, as
 //! if nobody had been asked. So a lost message costs seconds and nothing else.
 //!
-//! What is remembered is bounded by the orders of the last seconds, and a question costs one message
-//! for each early cancellation, which the limits of self-service bound.
+//! What is remembered is bounded by the orders of the last seconds, and a question costs one
+//! message for each early cancellation, which the limits of self-service bound.
 //!
-//! The module [`handshake`](crate::orders::handshake) remembers answered orders, too, but other ones
-//! and for another purpose: only those that waited for verdicts and still miss units, with all that
-//! has arrived for them, until the last unit arrives. Here it is each order, with nothing but its
-//! deadline, for some seconds longer. One memory of both would have to keep everything for all of them.
+//! The module [`handshake`](crate::orders::handshake) remembers answered orders, too, but other
+//! ones and for another purpose: only those that waited for verdicts and still miss units, with all
+//! that has arrived for them, until the last unit arrives. Here it is each order, with nothing but
+//! its deadline, for some seconds longer. One memory of both would have to keep everything for all
+//! of them.
 
 use std::{
     collections::HashMap,
@@ -36,8 +37,8 @@ use uuid::Uuid;
 /// How long the other processes have to say that the answer has left. It takes them about a
 /// millisecond, unless the one that knows is stalled or dead.
 const ASK: Duration = Duration::from_millis(500);
-/// How much longer than the deadline of its answer an order is remembered. `answer_by` counts from a
-/// moment after that deadline began; afterwards nobody asks.
+/// How much longer than the deadline of its answer an order is remembered. `answer_by` counts from
+/// a moment after that deadline began; afterwards nobody asks.
 const LONGER: Duration = Duration::from_secs(10);
 /// The maximum number of replies that wait to be sent. Further ones are dropped, and the askers
 /// wait for `answer_by`.

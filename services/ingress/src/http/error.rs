@@ -1,8 +1,9 @@
 //! Error responses. Their shapes are part of the API contract: a 401 has an object with a code and
 //! a message, a 422 has a list of all errors of the request, and every other error has one text.
 //!
-//! Guarantees: the status and the message follow from the [`ErrorCode`]. The cause of a 500 is never
-//! part of a response, because it could show partners something of our system or of other partners.
+//! Guarantees: the status and the message follow from the [`ErrorCode`]. The cause of a 500 is
+//! never part of a response, because it could show partners something of our system or of other
+//! partners.
 //!
 //! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the
 //! [`ErrorRecord`] that is an extension of the response.
@@ -112,8 +113,8 @@ pub(crate) enum ApiError {
     Unprocessable(Vec<RequestFault>),
     /// 429: a limit of the partner is used up for a time.
     Limited(ReachedLimit),
-    /// 503: this process is overloaded, or an earlier request with the same external id is not decided
-    /// yet. `bound` names what was reached, for the metrics and the log.
+    /// 503: this process is overloaded, or an earlier request with the same external id is not
+    /// decided yet. `bound` names what was reached, for the metrics and the log.
     Unavailable {
         code: ErrorCode,
         bound: &'static str,

@@ -1,8 +1,8 @@
-//! What each error code means and what to do, for partners: one paragraph of Markdown without links for
-//! each. `X-Service-` in it becomes the brand's prefix.
+//! What each error code means and what to do, for partners: one paragraph of Markdown without links
+//! for each. `X-Service-` in it becomes the brand's prefix.
 //!
-//! Guarantee: a code without an explanation does not compile. [`crate::pages::errors`] makes the page
-//! of them, and `docs/errors.md`. What a response says is in [`super::codes`].
+//! Guarantee: a code without an explanation does not compile. [`crate::pages::errors`] makes the
+//! page of them, and `docs/errors.md`. What a response says is in [`super::codes`].
 
 use crate::http::codes::ErrorCode;
 

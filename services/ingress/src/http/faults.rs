@@ -1,5 +1,5 @@
-//! What is wrong with a key or an external id, wherever it stands: in the body of an order, in that of
-//! another request, or in a query.
+//! What is wrong with a key or an external id, wherever it stands: in the body of an order, in that
+//! of another request, or in a query.
 
 use std::collections::HashSet;
 
@@ -13,18 +13,18 @@ pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 /// The maximum number of characters of a key or a parameter that a response repeats.
 pub(crate) const MAX_KEY: usize = 64;
 
-/// How deep objects and arrays may be nested. A request has three levels; what it has beyond them is
-/// ignored, but has to be looked through for repeated keys.
+/// How deep objects and arrays may be nested. A request has three levels; what it has beyond them
+/// is ignored, but has to be looked through for repeated keys.
 pub(crate) const MOST_NESTED: usize = 128;
 
-/// A key that some object of this JSON text has twice, however it is written. Parsers differ in which of
-/// the two values they take, so whoever looks at a request before us, such as a proxy or an audit,
-/// might see another one than we would carry out. The text has been parsed before, so its brackets
-/// match; a key that is no text, such as half of a surrogate pair, gets a 400.
+/// A key that some object of this JSON text has twice, however it is written. Parsers differ in
+/// which of the two values they take, so whoever looks at a request before us, such as a proxy or
+/// an audit, might see another one than we would carry out. The text has been parsed before, so its
+/// brackets match; a key that is no text, such as half of a surrogate pair, gets a 400.
 ///
 /// It reads the text once, from its beginning to its end: anybody may send it, and a second look at
-/// what was read would cost the more, the longer the text is. Numbers and texts are left as they are,
-/// because one that fits no Rust type is valid JSON.
+/// what was read would cost the more, the longer the text is. Numbers and texts are left as they
+/// are, because one that fits no Rust type is valid JSON.
 pub(crate) fn repeated_key(json: &str) -> Result<Option<String>, ApiError> {
     let invalid = || ApiError::from(ErrorCode::InvalidJson);
     let bytes = json.as_bytes();

@@ -1,5 +1,5 @@
-//! Errors as the headers of a response name them: the codes in `X-<Brand>-Error`, and links to their
-//! explanations in `Link`.
+//! Errors as the headers of a response name them: the codes in `X-<Brand>-Error`, and links to
+//! their explanations in `Link`.
 //!
 //! [`super::error`] collects the errors of a response, and [`crate::observe`] writes the headers.
 

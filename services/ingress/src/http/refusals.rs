@@ -9,12 +9,13 @@
 //!   not kept at all.
 //! - The next one that is kept says how many of its partner and kind were not, for whatever reason:
 //!   there were too many, the queue was full, or the database did not take them.
-//! - Nothing secret is kept: no header, no query and no body. The external order id and the path of a
-//!   signed route hold none.
+//! - Nothing secret is kept: no header, no query and no body. The external order id and the path of
+//!   a signed route hold none.
 //!
-//! [`super::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by the
-//! [`RequestSender`] that [`crate::access::authentication`] found. While the database is away, refusals are
-//! lost; the log and the metrics still have them. What a process has not said when it ends is forgotten.
+//! [`super::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by
+//! the [`RequestSender`] that [`crate::access::authentication`] found. While the database is away,
+//! refusals are lost; the log and the metrics still have them. What a process has not said when it
+//! ends is forgotten.
 
 use std::{
     collections::HashMap,

@@ -1,14 +1,15 @@
 //! Accepts connections and serves the requests on them until the stop.
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, and the head of a request arrives
-//! within `HEAD_TIMEOUT` or its connection is closed. An idle connection of whoever holds most of them
-//! is closed earlier if another one needs its place; while a handler waits for a body, its connection
-//! is idle, so that nobody keeps others out by sending slowly. A stop cuts no request off:
-//! requests in flight are finished, and each open connection may send one more, because a proxy may have sent
-//! it before it learns about the stop.
+//! within `HEAD_TIMEOUT` or its connection is closed. An idle connection of whoever holds most of
+//! them is closed earlier if another one needs its place; while a handler waits for a body, its
+//! connection is idle, so that nobody keeps others out by sending slowly. A stop cuts no request
+//! off: requests in flight are finished, and each open connection may send one more, because a
+//! proxy may have sent it before it learns about the stop.
 //!
 //! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
-//! without a body) and for the timer of heads, and on [`WatchedSocket`] to know when an answer has left.
+//! without a body) and for the timer of heads, and on [`WatchedSocket`] to know when an answer has
+//! left.
 
 use std::{
     convert::Infallible,
@@ -62,8 +63,8 @@ const DISCARD_BYTES: usize = 4 * 1024 * 1024;
 
 pub(crate) struct IngressServer {
     connections: Arc<Connections>,
-    /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
-    /// another one.
+    /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place
+    /// to another one.
     too_many: Vec<u8>,
     router: Router,
     limits: LimitsConfig,
@@ -95,8 +96,8 @@ impl IngressServer {
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
     }
 
-    /// Serves a connection until it ends, or until it has to leave because it is idle and its holder
-    /// has to make room.
+    /// Serves a connection until it ends, or until it has to leave because it is idle and its
+    /// holder has to make room.
     async fn serve_one(
         self: Arc<Self>,
         stream: TcpStream,
@@ -240,8 +241,8 @@ impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    /// While the handler waits for the client, the connection is idle. If it loses its place then, it
-    /// is about to be closed, and the request does not go on.
+    /// While the handler waits for the client, the connection is idle. If it loses its place then,
+    /// it is about to be closed, and the request does not go on.
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

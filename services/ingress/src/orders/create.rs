@@ -62,8 +62,8 @@ struct Received {
 #[derive(Default)]
 struct Notes {
     external_order_id: Option<String>,
-    /// What is left of the partner's orders per second. Before the order is counted, and if it never
-    /// is because of its own errors, it is what is left of its requests.
+    /// What is left of the partner's orders per second. Before the order is counted, and if it
+    /// never is because of its own errors, it is what is left of its requests.
     rate: Option<RateState>,
 }
 
@@ -135,8 +135,8 @@ pub(crate) async fn create_order(
 }
 
 /// Admits an order, reads its body and parses it. Each step is cheaper than the next one, so that a
-/// request that will be refused costs as little as possible. Notes the external id once it is known,
-/// for the record of a refused order, and what is left of the partner's rate.
+/// request that will be refused costs as little as possible. Notes the external id once it is
+/// known, for the record of a refused order, and what is left of the partner's rate.
 async fn receive(
     app: &CreateOrder,
     signed: &SignedRequest,
@@ -221,8 +221,8 @@ async fn create(
         .into_response())
 }
 
-/// The path at which an order is looked up, below the path that it was posted to. A partner that uses the short form
-/// of the prefix thus gets the short form back.
+/// The path at which an order is looked up, below the path that it was posted to. A partner that
+/// uses the short form of the prefix thus gets the short form back.
 fn location(orders_path: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
     let id = external_order_id?;
     let path = match id {

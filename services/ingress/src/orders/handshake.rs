@@ -111,8 +111,8 @@ impl Handshake {
         self.pending.insert(order)
     }
 
-    /// Receives reports and heartbeats, and what other processes ask and say about answers that have
-    /// left. Returns only if a subscription ends, always with an error.
+    /// Receives reports and heartbeats, and what other processes ask and say about answers that
+    /// have left. Returns only if a subscription ends, always with an error.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let reports = self.nats.reports_subject(self.ingress_id);
         let reports = self

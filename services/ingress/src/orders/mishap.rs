@@ -2,15 +2,15 @@
 //! option of the sandbox that asks for it. A partner's program can thus be tested with what the
 //! guide warns of: a 500 although the order is stored, an answer that never arrives, and a 429.
 //!
-//! Guarantees: only partners of the environment `sandbox` meet a mishap ([`asked_for`]), so the order
-//! of a live partner is answered as if this module did not exist. A mishap changes the answer and
-//! nothing else: an order is stored, bought and delivered as always, and one that got a 429 is not
-//! stored. The metrics and the log record the answer that the order would have had, because a
+//! Guarantees: only partners of the environment `sandbox` meet a mishap ([`asked_for`]), so the
+//! order of a live partner is answered as if this module did not exist. A mishap changes the answer
+//! and nothing else: an order is stored, bought and delivered as always, and one that got a 429 is
+//! not stored. The metrics and the log record the answer that the order would have had, because a
 //! partner's test must not wake an operator.
 //!
-//! [`super::create`] asks [`Mishaps::wanted`] first. An order without a mishap, which every live one is,
-//! goes straight to its answer. That of one with a mishap goes through [`OrderMishap::instead_of`]; nothing
-//! else in ingress knows of mishaps.
+//! [`super::create`] asks [`Mishaps::wanted`] first. An order without a mishap, which every live
+//! one is, goes straight to its answer. That of one with a mishap goes through
+//! [`OrderMishap::instead_of`]; nothing else in ingress knows of mishaps.
 
 use std::{
     collections::VecDeque,

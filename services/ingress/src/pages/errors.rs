@@ -1,8 +1,8 @@
 //! The explanation of each error code for partners: `/errors` as HTML, a list in the reference, and
 //! `docs/errors.md`, which a test compares with the generated text.
 //!
-//! All are generated from [`crate::http::codes`] and [`crate::http::explanations`], so that a code and its explanation
-//! cannot differ.
+//! All are generated from [`crate::http::codes`] and [`crate::http::explanations`], so that a code
+//! and its explanation cannot differ.
 
 use std::fmt::Write;
 

@@ -1,8 +1,9 @@
-//! The reference for partners, made from the `OpenAPI` document, so that what it says stands once: beside
-//! the code that answers the request. The explanations of the error codes come from [`super::errors`].
+//! The reference for partners, made from the `OpenAPI` document, so that what it says stands once:
+//! beside the code that answers the request. The explanations of the error codes come from
+//! [`super::errors`].
 //!
-//! It is Markdown, which people and programs read alike. A part of the document that has a type links the
-//! section of the type, so that a type stands once, too.
+//! It is Markdown, which people and programs read alike. A part of the document that has a type
+//! links the section of the type, so that a type stands once, too.
 
 use std::{collections::BTreeSet, fmt::Write};
 
@@ -164,7 +165,8 @@ fn events(document: &Value) -> String {
     text
 }
 
-/// The types that requests and answers hold, but those of the bodies of requests, which stand there.
+/// The types that requests and answers hold, but those of the bodies of requests, which stand
+/// there.
 fn types(document: &Value) -> String {
     let bodies: BTreeSet<&str> = requests(document)
         .filter_map(|one| body(one.about)["$ref"].as_str()?.rsplit('/').next())

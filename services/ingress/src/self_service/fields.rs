@@ -2,8 +2,8 @@
 //!
 //! Guarantee: all faults of a body are reported in one response, among them fields that the request
 //! does not have. Each request with a body has a type of its own beside its handler, which is made
-//! from the fields and describes itself in the `OpenAPI` document, so the compiler notices if one of
-//! the two has a field that the other one lacks.
+//! from the fields and describes itself in the `OpenAPI` document, so the compiler notices if one
+//! of the two has a field that the other one lacks.
 
 use serde_json::{Map, Value};
 
@@ -50,8 +50,8 @@ impl BodyFields {
         }
     }
 
-    /// Reads a field whose null has a meaning: `None` if it is missing or cannot be read, `Some(None)`
-    /// if it is null.
+    /// Reads a field whose null has a meaning: `None` if it is missing or cannot be read,
+    /// `Some(None)` if it is null.
     #[expect(clippy::option_option, reason = "null is a value here")]
     pub(super) fn nullable<T>(
         &mut self,
@@ -86,8 +86,8 @@ impl BodyFields {
         self.faults.push(fault);
     }
 
-    /// Returns a 422 with all faults, if there are any. Every field that was not read by now is one of
-    /// them. Otherwise `made` is what was made of the fields.
+    /// Returns a 422 with all faults, if there are any. Every field that was not read by now is one
+    /// of them. Otherwise `made` is what was made of the fields.
     pub(super) fn check<T>(mut self, made: Option<T>) -> Result<T, ApiError> {
         let given = self.object.keys().map(String::as_str);
         self.faults.extend(unknown(given, &self.known));

@@ -1,6 +1,6 @@
-//! What the `OpenAPI` document says about all requests, and about each group of them: what is true of
-//! more than one request, and so stands beside no handler. The reference for partners shows it as it
-//! is here, so a heading begins with two signs, and what stands below a group has no heading.
+//! What the `OpenAPI` document says about all requests, and about each group of them: what is true
+//! of more than one request, and so stands beside no handler. The reference for partners shows it
+//! as it is here, so a heading begins with two signs, and what stands below a group has no heading.
 
 use domain::{sandbox, sandbox_option};
 use serde_json::{Value, json};

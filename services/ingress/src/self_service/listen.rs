@@ -5,9 +5,10 @@
 //! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
 //! Live accounts cannot listen.
 //!
-//! Limits: a fixed number bounds the requests that wait, another one those of each
-//! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
-//! other self-service requests ([`super::session::AdmissionKind`]), because they do nothing for most of their time.
+//! Limits: a fixed number bounds the requests that wait, another one those of each partner, and
+//! `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the other
+//! self-service requests ([`super::session::AdmissionKind`]), because they do nothing for most of
+//! their time.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,11 +1,11 @@
 //! Reads the parameters of a query: limit, cursor and filters.
 //!
-//! Guarantee: all faults of a query are reported in one response, like those of an order. Among them
-//! are parameters that the request does not have: ignoring `created_before`, for example, would
-//! answer with orders that the partner did not ask for. The handlers of lists read each parameter
-//! and then call [`Query::check`]; a request without parameters is checked by [`no_parameters`]. A cursor is not signed, so
-//! it is checked like anything else that a client sends; a forged one can only select another page
-//! of what the partner may see anyway.
+//! Guarantee: all faults of a query are reported in one response, like those of an order. Among
+//! them are parameters that the request does not have: ignoring `created_before`, for example,
+//! would answer with orders that the partner did not ask for. The handlers of lists read each
+//! parameter and then call [`Query::check`]; a request without parameters is checked by
+//! [`no_parameters`]. A cursor is not signed, so it is checked like anything else that a client
+//! sends; a forged one can only select another page of what the partner may see anyway.
 
 use std::{borrow::Cow, str::FromStr};
 
@@ -118,7 +118,8 @@ impl<'a> Query<'a> {
         )
     }
 
-    /// `external_order_id`: the partner's own id of an order. It has the same faults as in an order.
+    /// `external_order_id`: the partner's own id of an order. It has the same faults as in an
+    /// order.
     pub(super) fn external_order_id(&mut self) -> Option<String> {
         let name = "external_order_id";
         self.known.push(name);
@@ -129,7 +130,8 @@ impl<'a> Query<'a> {
     }
 
     /// Returns a 422 with all faults, if there are any. Every parameter that was not read by now is
-    /// one of them, and each one that appears twice, because we could only guess which one is meant.
+    /// one of them, and each one that appears twice, because we could only guess which one is
+    /// meant.
     pub(super) fn check(mut self) -> Result<(), ApiError> {
         let given = self.parameters.iter().map(|(name, _)| &**name);
         let unknown = unknown(given, &self.known);

@@ -1,8 +1,8 @@
-//! What the handlers of self-service share: the state of all, the request that was admitted, and the
-//! middleware that admits it.
+//! What the handlers of self-service share: the state of all, the request that was admitted, and
+//! the middleware that admits it.
 //!
-//! A handler takes a [`Session`], which exists only for a request that [`admit`] has authenticated and
-//! admitted, so a handler cannot forget these checks.
+//! A handler takes a [`Session`], which exists only for a request that [`admit`] has authenticated
+//! and admitted, so a handler cannot forget these checks.
 
 use std::{
     pin::Pin,
@@ -225,8 +225,8 @@ impl Session {
         self.run(look).await
     }
 
-    /// Runs `work` that changes something which is recorded. Each record is kept, so a partner makes
-    /// only so many per second; further ones get a 429.
+    /// Runs `work` that changes something which is recorded. Each record is kept, so a partner
+    /// makes only so many per second; further ones get a 429.
     pub(super) async fn change<T>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,

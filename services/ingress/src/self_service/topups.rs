@@ -92,7 +92,8 @@ impl InstallLinks {
 impl<'a> Topup<'a> {
     /// Makes the description of a unit. `profile` is the decrypted profile if the unit is ready.
     pub(super) fn new(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
-        // Every field is named, so that a new one cannot be forgotten. The caller has opened `profile`.
+        // Every field is named, so that a new one cannot be forgotten. The caller has opened
+        // `profile`.
         let PartnerUnit {
             topup_id,
             external_order_id,

@@ -1,4 +1,5 @@
-//! Endpoints that the notifier knows, and that change between the settlement of a unit and its read.
+//! Endpoints that the notifier knows, and that change between the settlement of a unit and its
+//! read.
 
 use domain::PartnerId;
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Failing calls per second that every provider must bear, however seldom it responds.
 const PER_SECOND: f64 = 10.0;
-/// Failing calls for each one with a response, so that a busy provider is tested more often than an idle
-/// one.
+/// Failing calls for each one with a response, so that a busy provider is tested more often than an
+/// idle one.
 const PER_RESPONSE: f64 = 0.2;
 /// The maximum number of tokens that are saved up while nothing fails: those of one second.
 const CAPACITY: f64 = 10.0;

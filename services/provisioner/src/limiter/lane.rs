@@ -29,8 +29,8 @@ pub(super) struct Lane {
     results: u16,
     /// The last round failed and the limit is the lowest.
     pub(super) is_failing: bool,
-    /// The last purchase got no response. A purchase that a look-up finds later makes the limit grow,
-    /// but only a response proves that the provider serves this lane.
+    /// The last purchase got no response. A purchase that a look-up finds later makes the limit
+    /// grow, but only a response proves that the provider serves this lane.
     pub(super) is_suspect: bool,
     pub(super) in_flight: usize,
     /// Attempts of all processes with an unknown outcome: the number that was last read, corrected

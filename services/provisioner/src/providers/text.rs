@@ -55,8 +55,8 @@ pub fn day(text: &str) -> Option<String> {
     (date.year() >= FIRST_YEAR).then(|| day.to_owned())
 }
 
-/// The moment of a time such as `2026-11-20T06:00:00+0000`, with a space instead of the `T`, and with
-/// `Z` or nothing instead of the zone, which all mean UTC. `None` for any other text.
+/// The moment of a time such as `2026-11-20T06:00:00+0000`, with a space instead of the `T`, and
+/// with `Z` or nothing instead of the zone, which all mean UTC. `None` for any other text.
 pub fn moment(text: &str) -> Option<OffsetDateTime> {
     let (time, zone) = text.split_at_checked(19)?;
     if !matches!(zone, "" | "Z" | "+0000" | "+00:00") {

@@ -1,5 +1,5 @@
-//! What partners ask about delivered eSIMs: the data use, and giving them back, at each provider that
-//! can do it. After any crash our state and that of the provider agree.
+//! What partners ask about delivered eSIMs: the data use, and giving them back, at each provider
+//! that can do it. After any crash our state and that of the provider agree.
 
 use std::time::Duration;
 
@@ -157,8 +157,8 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
     assert_eq!((row.failure.as_deref(), row.due), (Some("failed"), false));
 }
 
-/// What a half-open breaker stops, it stops for every kind of call: one request probes, and the others
-/// wait for its result. No placement is due here that could be the probe.
+/// What a half-open breaker stops, it stops for every kind of call: one request probes, and the
+/// others wait for its result. No placement is due here that could be the probe.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_open_breaker_lets_one_request_through_as_its_probe() {
     let bench = bench(|_| {}).await;

@@ -1,6 +1,6 @@
-//! Each field of each response of each adapter, with values that it should never have. `rows/fields.txt`
-//! names everything that they may lead to, so that a field whose hostile value would be taken for a
-//! rejection, for an absence or for a profile is seen there.
+//! Each field of each response of each adapter, with values that it should never have.
+//! `rows/fields.txt` names everything that they may lead to, so that a field whose hostile value
+//! would be taken for a rejection, for an absence or for a profile is seen there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,6 @@
 //! The responses of Airalo: its failure table row by row, and responses that it should not send.
-//! Nothing but a documented refusal is taken for a rejection, and nothing at all for an absence that
-//! would allow another purchase.
+//! Nothing but a documented refusal is taken for a rejection, and nothing at all for an absence
+//! that would allow another purchase.
 
 use std::sync::Arc;
 
@@ -83,7 +83,8 @@ async fn each_row_of_the_failure_table_has_its_effect() {
     check(&rows).await;
 }
 
-/// The first denial says that the new token is not good; a later one, that the kept token has ended.
+/// The first denial says that the new token is not good; a later one, that the kept token has
+/// ended.
 #[tokio::test]
 async fn a_denied_token_is_replaced_once() {
     testkit::http::client().unwrap();

@@ -63,8 +63,8 @@ async fn what_is_bought_without_an_answer_is_found_by_a_search() {
     }
 }
 
-/// Nearly two thousand eSIMs are made around the attempt, before it and after it. They may all fall into
-/// one slot of the search, which reads no more than two thousand.
+/// Nearly two thousand eSIMs are made around the attempt, before it and after it. They may all fall
+/// into one slot of the search, which reads no more than two thousand.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purchase_is_found_among_those_of_a_busy_account() {
     let bench = bench(|_| {}).await;
@@ -201,8 +201,8 @@ async fn a_raised_price_is_not_paid_silently() {
     );
     assert_eq!(bench.sandbox.bought(refused).await, (0, 0));
     assert_eq!(settled("airalo", "ready@4.50").await.1, "placed");
-    // The response says 4.50, which is twice what the option allows for a unit. It could be read as the
-    // sum of two units.
+    // The response says 4.50, which is twice what the option allows for a unit. It could be read as
+    // the sum of two units.
     let twice = bench
         .accept_at("airalo", &["ready@2.25", "ready@2.25"])
         .await;

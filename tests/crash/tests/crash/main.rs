@@ -7,7 +7,8 @@
 //!
 //! One system walks through all points. What a crash leaves behind is found as due work while the
 //! later points are visited. At the end three ledgers are compared with the database: the answers
-//! that partners got, the sandbox's purchases and give-backs, and the webhooks that the receiver got.
+//! that partners got, the sandbox's purchases and give-backs, and the webhooks that the receiver
+//! got.
 //!
 //! Unlike the fault run (`tests/faults`), which kills processes at random moments, this test
 //! reaches every point, but only one at a time.

@@ -19,8 +19,8 @@ const REACH: Duration = Duration::from_secs(30);
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
-/// The paths of the partners' further endpoints. Each gets every topup, too, wherever a process dies
-/// and whatever becomes of the first endpoint.
+/// The paths of the partners' further endpoints. Each gets every topup, too, wherever a process
+/// dies and whatever becomes of the first endpoint.
 const FURTHER: [&str; 2] = ["/more-a", "/more-b"];
 /// The number of SIGKILL.
 const KILLED: i32 = 9;
@@ -58,8 +58,8 @@ pub struct Walk {
     pub asked: Vec<Asked>,
     /// The topups that the first partner has asked to give back.
     pub given_back: BTreeSet<String>,
-    /// Airalo takes no eSIM back and tells nobody when profiles are ready. It hands out three tokens
-    /// a minute, and each process needs one.
+    /// Airalo takes no eSIM back and tells nobody when profiles are ready. It hands out three
+    /// tokens a minute, and each process needs one.
     is_airalo: bool,
     jetstream: jetstream::Context,
 }
@@ -133,7 +133,8 @@ impl Walk {
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
         match point.effect {
-            // The last two: a call without a token says nothing of the provider's health, so too few calls fail.
+            // The last two: a call without a token says nothing of the provider's health, so too
+            // few calls fail.
             Effect::CommitGiveBack
             | Effect::GiveBack
             | Effect::CommitHint
@@ -322,8 +323,8 @@ impl Walk {
         Ok(())
     }
 
-    /// The topups and external order ids of all webhooks to first endpoints, or to further ones. It is
-    /// an error if one of them is not validly signed.
+    /// The topups and external order ids of all webhooks to first endpoints, or to further ones. It
+    /// is an error if one of them is not validly signed.
     pub fn webhooks(&self, further: bool) -> Result<BTreeSet<(String, String)>> {
         self.receiver
             .received()

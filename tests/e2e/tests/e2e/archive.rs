@@ -1,5 +1,5 @@
-//! An order is archived beside the running stages: its partner is told so, and its external id stays
-//! taken.
+//! An order is archived beside the running stages: its partner is told so, and its external id
+//! stays taken.
 
 use serde_json::Value;
 use testkit::stack::Stack;

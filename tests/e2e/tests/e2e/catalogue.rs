@@ -1,5 +1,5 @@
-//! The catalogue and the money: what a provider sells and has sold us is compared with our options and
-//! placements, by esimctl as operators run it. The sandbox plays the providers.
+//! The catalogue and the money: what a provider sells and has sold us is compared with our options
+//! and placements, by esimctl as operators run it. The sandbox plays the providers.
 
 use crate::partner::get;
 use crate::shop::{SOON, Shop, fresh, ids};

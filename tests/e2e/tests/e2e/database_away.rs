@@ -172,7 +172,8 @@ async fn an_outage_is_one_line_per_second_in_words_and_one_at_its_end() {
             lines.iter().all(|line| line.contains("ERROR")),
             "{lines:#?}"
         );
-        // The connection ends with or without a reset, as it happens, and both texts name the cause.
+        // The connection ends with or without a reset, as it happens, and both texts name the
+        // cause.
         assert!(log.contains("a proxy without a backend"), "{lines:#?}");
         assert_eq!(log.matches("PostgreSQL works again").count(), 1);
     }

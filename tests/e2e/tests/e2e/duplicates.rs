@@ -97,9 +97,9 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
         u64::try_from(2 * ROUNDS).unwrap()
     );
 
-    // A refused order frees its id, perhaps while other requests use it. Nothing is bought for any of
-    // them, so none is told that the id is taken: each is refused itself, or on a slow machine is told
-    // after some seconds that it is not decided yet.
+    // A refused order frees its id, perhaps while other requests use it. Nothing is bought for any
+    // of them, so none is told that the id is taken: each is refused itself, or on a slow machine
+    // is told after some seconds that it is not decided yet.
     let refusal =
         json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
     let refused = stack.option("refused").unwrap();
@@ -118,8 +118,9 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
     );
 }
 
-/// While a request waits for an earlier order, that order may be refused, and another one may take its
-/// place, again and again. Here one order stays undecided instead, which looks the same from outside.
+/// While a request waits for an earlier order, that order may be refused, and another one may take
+/// its place, again and again. Here one order stays undecided instead, which looks the same from
+/// outside.
 #[tokio::test]
 async fn a_repeated_create_waits_for_as_long_as_one_order_takes() {
     let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "1s");

@@ -130,8 +130,8 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     is_rotated_tested_and_deleted(&shop, &crm).await;
 }
 
-/// One adds an endpoint and wants there what came before. An endpoint that the partner does not have is
-/// a 404, and nothing of the order is archived.
+/// One adds an endpoint and wants there what came before. An endpoint that the partner does not
+/// have is a 404, and nothing of the order is archived.
 async fn is_sent_to_a_new_endpoint(shop: &Shop, topup_id: &str) {
     let new = create(shop, "/new", json!({})).await;
     let again = |id: &str| format!("/topups/{topup_id}/redeliver?endpoint_id={id}");

@@ -1,9 +1,9 @@
 //! `PostgreSQL` crashes right after somebody was told of an order that waits for a verdict. Such an
 //! order is committed without a flush of the log, so each way to tell of it has to flush first.
 //!
-//! The provisioner and the notifier are stopped, because each of their commits would flush the order,
-//! too. Ingress itself flushes once a second by its pulse, so a single round proves little, and each
-//! way gets several.
+//! The provisioner and the notifier are stopped, because each of their commits would flush the
+//! order, too. Ingress itself flushes once a second by its pulse, so a single round proves little,
+//! and each way gets several.
 
 use std::{
     collections::BTreeSet,
@@ -21,8 +21,8 @@ use testkit::wait;
 use crate::shop::{SOON, Shop, bought_once, fresh, ids, verdicts_come};
 
 const ROUNDS: usize = 6;
-/// How long it may take until look-ups have found what a crash has lost: the first lease, and the lease
-/// of the attempt, whose process might still wait for the provider.
+/// How long it may take until look-ups have found what a crash has lost: the first lease, and the
+/// lease of the attempt, whose process might still wait for the provider.
 const LOOK_UPS: Duration = Duration::from_mins(4);
 
 /// How somebody is told of the order.
@@ -66,7 +66,8 @@ async fn waited(stack: &Stack, external_id: &str) -> Option<bool> {
     found.fetch_optional(&mut connection).await.unwrap()
 }
 
-/// Places an order, tells somebody of it and crashes the server. Returns whether that shows anything.
+/// Places an order, tells somebody of it and crashes the server. Returns whether that shows
+/// anything.
 async fn round(told: Told, server: &mut PostgresServer, stack: &mut Stack, shop: &Shop) -> bool {
     only_heartbeats(stack, shop).await;
     let id = fresh("told");
@@ -186,8 +187,9 @@ async fn settled(stack: &Stack, external_id: &str) -> bool {
     settled.fetch_one(&mut connection).await.unwrap()
 }
 
-/// A purchase that a look-up finds again is settled without a flush. A crash right after the webhook may
-/// lose it. Then the look-up brings the same eSIMs, and the webhook is repeated as it was.
+/// A purchase that a look-up finds again is settled without a flush. A crash right after the
+/// webhook may lose it. Then the look-up brings the same eSIMs, and the webhook is repeated as it
+/// was.
 #[tokio::test]
 async fn a_webhook_whose_settlement_a_crash_has_lost_is_repeated_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
@@ -260,10 +262,10 @@ struct Cut {
     bought: Vec<String>,
 }
 
-/// A crash keeps a part of the log from its beginning, which has everything that was flushed. So what was
-/// answered or bought before a moment must be in the log up to the position that was flushed at that
-/// moment, whatever followed. Three servers are made from such parts of one log, whose end falls between
-/// two records of orders that are under way.
+/// A crash keeps a part of the log from its beginning, which has everything that was flushed. So
+/// what was answered or bought before a moment must be in the log up to the position that was
+/// flushed at that moment, whatever followed. Three servers are made from such parts of one log,
+/// whose end falls between two records of orders that are under way.
 #[tokio::test]
 async fn what_was_answered_or_bought_is_in_each_part_of_the_log_that_a_crash_may_leave() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! One health: what `esimctl attention`, `esimctl status` and the console's first page say of a stage
-//! that dies with accepted work waiting, and of one that lives again.
+//! One health: what `esimctl attention`, `esimctl status` and the console's first page say of a
+//! stage that dies with accepted work waiting, and of one that lives again.
 
 use crate::shop::{SOON, ids};
 use anyhow::{Context, Result, ensure};
@@ -18,8 +18,8 @@ use testkit::{
     wait,
 };
 
-/// The promise: who looks later than this after the death of a stage is told of it. Its silence takes
-/// ten seconds of them, and a page may be two seconds old.
+/// The promise: who looks later than this after the death of a stage is told of it. Its silence
+/// takes ten seconds of them, and a page may be two seconds old.
 const PROMISED: Duration = Duration::from_secs(15);
 /// How long a test waits for what the views show. It is longer than the promise, because three
 /// programs answer in each round, on a machine that may be busy with other tests.
@@ -278,8 +278,8 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
     }
 }
 
-/// A stage that ends in an orderly way is missed by nobody once another process has its work, and one
-/// of two that dies is.
+/// A stage that ends in an orderly way is missed by nobody once another process has its work, and
+/// one of two that dies is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not() {
     let mut stack = Stack::builder()
@@ -287,7 +287,8 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
         .start()
         .await
         .unwrap();
-    // A process whose last pulse is older than the first one of another seems to be replaced by that.
+    // A process whose last pulse is older than the first one of another seems to be replaced by
+    // that.
     let beating = wait::until(SOON, "a pulse of each after all have begun", async || {
         let after_all = "SELECT count(*) FROM pulses WHERE stage = 'notifier' \
                          AND at > (SELECT max(started_at) FROM pulses WHERE stage = 'notifier')";
@@ -322,8 +323,8 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
     whole.await.unwrap();
 }
 
-/// Orders take 5 s instead of 0.1 s, an endpoint fails, an order is refused: `status` and the first page
-/// say so, by minutes, and call nothing by another name.
+/// Orders take 5 s instead of 0.1 s, an endpoint fails, an order is refused: `status` and the first
+/// page say so, by minutes, and call nothing by another name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn latencies_and_errors_are_read_from_postgresql_alone() {
     let stack = Stack::start().await.unwrap();
@@ -353,8 +354,8 @@ async fn latencies_and_errors_are_read_from_postgresql_alone() {
         let failing = of("attempt").is_some_and(|one| {
             one["failed"] == one["n"] && one["subject"] == shop.partner.partner_id.as_str()
         });
-        // An order that was refused is no failure, and one that failed before verdicts came is none that
-        // was refused.
+        // An order that was refused is no failure, and one that failed before verdicts came is none
+        // that was refused.
         let stored = stack.stored().await?;
         let count = |refused: bool| -> u64 {
             let all = stored

@@ -429,8 +429,8 @@ async fn connections_without_keys_keep_nobody_out() {
     assert!(displaced.await.unwrap() >= 40.0);
 }
 
-/// With keys, too: whoever holds most makes room, whether its connections are idle or wait for the rest of
-/// a body.
+/// With keys, too: whoever holds most makes room, whether its connections are idle or wait for the
+/// rest of a body.
 #[tokio::test]
 async fn connections_of_one_partner_keep_nobody_out() {
     let stack = Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS", "20")])
@@ -521,7 +521,8 @@ async fn pictures_wait_for_their_turn_and_then_get_503() {
         let retry = answer.headers().contains_key("retry-after");
         anyhow::Ok((status, retry, answer.bytes().await?))
     };
-    // A hundred are drawn at once and a hundred more per second, and none waits longer than a second.
+    // A hundred are drawn at once and a hundred more per second, and none waits longer than a
+    // second.
     let drawn = try_join_all((0..500).map(|_| draw())).await.unwrap();
     let (good, refused): (Vec<_>, Vec<_>) =
         drawn.into_iter().partition(|(status, ..)| *status == 200);

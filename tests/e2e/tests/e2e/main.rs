@@ -15,8 +15,8 @@
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`routing`]: options that several providers sell.
-//! - [`catalogue`]: products, prices and purchases of a provider are compared with ours, and partners
-//!   filter what they are offered.
+//! - [`catalogue`]: products, prices and purchases of a provider are compared with ours, and
+//!   partners filter what they are offered.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`flushed`]: `PostgreSQL` crashes right after somebody was told of an order.
 //! - [`health`]: a stage that dies is named by every view, and named as mended.

@@ -413,7 +413,8 @@ async fn an_answered_order_is_cancelled_at_once_by_any_process() {
         Ok((answer.status == 200).then_some(()))
     };
     wait::soon("the cancelled order", cancelled).await;
-    // What the answer said was the exact rest, rounded up to seconds; each look may take half a one.
+    // What the answer said was the exact rest, rounded up to seconds; each look may take half a
+    // one.
     let took = asked.elapsed();
     assert!(
         took < Duration::from_secs(rest + 2),

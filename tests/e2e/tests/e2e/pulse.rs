@@ -1,5 +1,5 @@
-//! What the pulse shows: a server that accepts connections but commits nothing, and a server that must
-//! not be used.
+//! What the pulse shows: a server that accepts connections but commits nothing, and a server that
+//! must not be used.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -19,8 +19,8 @@ const REDELIVER: &str = "/webhooks/redeliver";
 /// How many webhooks of a partner are due at a time in these tests.
 const DUE: usize = 20;
 
-/// A stack in which an endpoint that responds 410 is not blocked, so that its webhooks are exhausted
-/// at once.
+/// A stack in which an endpoint that responds 410 is not blocked, so that its webhooks are
+/// exhausted at once.
 async fn stack() -> Result<Stack> {
     stack_with(DUE as u64).await
 }
@@ -57,8 +57,8 @@ async fn listed(client: &Client, query: &str) -> Result<Vec<String>> {
     }
 }
 
-/// Orders units whose webhooks the endpoint refuses for good, until all are exhausted. Returns their
-/// topups.
+/// Orders units whose webhooks the endpoint refuses for good, until all are exhausted. Returns
+/// their topups.
 async fn miss(stack: &Stack, shop: &Shop, units: u32) -> BTreeSet<String> {
     shop.receiver
         .answer(PATH, |_| receiver::Answer::status(410));

@@ -1,5 +1,5 @@
-//! A partner says "we sent it": its refused requests are kept, so that an operator can tell them from
-//! requests that never came.
+//! A partner says "we sent it": its refused requests are kept, so that an operator can tell them
+//! from requests that never came.
 
 use crate::partner::API;
 use crate::shop::{SOON, fresh};

@@ -256,8 +256,8 @@ async fn an_answer_that_leaves_the_body_unread_announces_the_end_of_the_connecti
 /// deny a partner that is in the database.
 #[tokio::test]
 async fn a_new_partner_works_at_once_however_much_it_begins_with() {
-    // The delay that ingress measures is that of a process that was stalled, on a machine that may be
-    // busy with other tests. Overload is not the subject here.
+    // The delay that ingress measures is that of a process that was stalled, on a machine that may
+    // be busy with other tests. Overload is not the subject here.
     let builder = Stack::builder().env(Stage::Ingress, "--target-delay", "1m");
     let mut stack = builder.start().await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();

@@ -1,5 +1,5 @@
-//! A standby of a [`PostgresServer`], and what happens to primaries: a promotion, and a freeze during
-//! which the server neither answers nor closes a connection.
+//! A standby of a [`PostgresServer`], and what happens to primaries: a promotion, and a freeze
+//! during which the server neither answers nor closes a connection.
 
 use super::{PostgresServer, START, User};
 use crate::process::output;
@@ -107,8 +107,8 @@ impl PostgresServer {
         self.signal_all(Signal::CONT)
     }
 
-    /// Stops one backend of this application whose commit waits for the flush of another one, so that
-    /// what it commits is not seen yet. `None` if there was none within that time.
+    /// Stops one backend of this application whose commit waits for the flush of another one, so
+    /// that what it commits is not seen yet. `None` if there was none within that time.
     pub async fn stall_commit(
         &self,
         application: &str,

@@ -1,7 +1,8 @@
 //! The same work as our pipeline, written plainly on the job queues of others, so that anybody can
 //! compare them on one machine: `tests/load/peer/run`. Each peer is one file: `src/bin/river.rs` on
-//! `riverqueue`, and `src/bin/awa.rs` on `awa`. A file holds what a user of that library writes: the
-//! tables, the transaction that stores an order together with its job, and the two kinds of jobs.
+//! `riverqueue`, and `src/bin/awa.rs` on `awa`. A file holds what a user of that library writes:
+//! the tables, the transaction that stores an order together with its job, and the two kinds of
+//! jobs.
 //!
 //! This library has what does not depend on the queue:
 //!
@@ -14,8 +15,8 @@
 //! costs no line: partners are kept in memory, statements are few, and connections stay open. What
 //! it leaves out, compared with our pipeline, is in docs/performance.md.
 //!
-//! The peers are a workspace of their own, because `riverqueue` needs a newer Rust than ours and has
-//! the licence MPL-2.0, and because the two libraries need different versions of `sqlx`.
+//! The peers are a workspace of their own, because `riverqueue` needs a newer Rust than ours and
+//! has the licence MPL-2.0, and because the two libraries need different versions of `sqlx`.
 
 pub mod partner;
 pub mod provider;
@@ -78,8 +79,8 @@ pub const STORED: &str = "
     FROM topups JOIN orders USING (order_id) WHERE topup_id = $1";
 
 /// How many connections to `PostgreSQL` a peer opens for its requests and for its jobs, together as
-/// many as our three services. They are apart, because a pool is first come, first served: behind 256
-/// requests, each statement of a queue would wait for all of them.
+/// many as our three services. They are apart, because a pool is first come, first served: behind
+/// 256 requests, each statement of a queue would wait for all of them.
 pub const REQUEST_CONNECTIONS: u32 = 8;
 pub const JOB_CONNECTIONS: u32 = 16;
 /// How many jobs of each kind run at once. A job mostly waits for the other side.

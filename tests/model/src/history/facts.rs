@@ -4,8 +4,8 @@ use std::fmt::{self, Display, Formatter};
 
 use domain::PlacementState;
 
-/// Attempts that a history may have. Whoever has more of them leaves out the first ones, which repeat
-/// what the later ones do.
+/// Attempts that a history may have. Whoever has more of them leaves out the first ones, which
+/// repeat what the later ones do.
 pub const ATTEMPTS: u32 = 3;
 /// The number of facts whose set fits into a [`u32`].
 pub(super) const MOST_FACTS: usize = 31;
@@ -19,7 +19,8 @@ pub enum Seen {
     Row(Row),
     /// `answer_by` passed.
     AnswerBy,
-    /// Half of SETTLE had passed since the last attempt was recorded, and its purchase was not sent.
+    /// Half of SETTLE had passed since the last attempt was recorded, and its purchase was not
+    /// sent.
     Unsent,
     /// The provider with this number, from 0, sold the placement.
     Bought { provider: u8 },

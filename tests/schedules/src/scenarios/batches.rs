@@ -1,5 +1,5 @@
-//! Batcher: nothing that was queued is lost or sent twice, each caller's items keep their order, and
-//! a stop waits for all of them.
+//! Batcher: nothing that was queued is lost or sent twice, each caller's items keep their order,
+//! and a stop waits for all of them.
 
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;

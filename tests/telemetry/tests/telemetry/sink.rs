@@ -250,7 +250,8 @@ impl Book {
     }
 }
 
-/// Whether the schema is one of OpenTelemetry's, which says to what a backend may translate the names.
+/// Whether the schema is one of OpenTelemetry's, which says to what a backend may translate the
+/// names.
 fn named_by_convention(schema_url: &str) -> Result<()> {
     let is_one = schema_url.starts_with("https://opentelemetry.io/schemas/1.");
     anyhow::ensure!(is_one, "the schema is {schema_url:?}");

@@ -7,12 +7,13 @@ use domain::{EndpointId, EndpointKey};
 use pg::{Result, seconds};
 use sqlx::PgConnection;
 
-/// The time from the end of a webhook to the next one at an endpoint whose host has not proved itself.
+/// The time from the end of a webhook to the next one at an endpoint whose host has not proved
+/// itself.
 pub const PACE: Duration = Duration::from_secs(1);
 
-/// Notes whether an endpoint has to prove that its host wants webhooks, after its partner has chosen the
-/// host. Only sandbox accounts are free. The host is known if another endpoint of the partner has it and
-/// need not prove it either.
+/// Notes whether an endpoint has to prove that its host wants webhooks, after its partner has
+/// chosen the host. Only sandbox accounts are free. The host is known if another endpoint of the
+/// partner has it and need not prove it either.
 pub(super) async fn judge_host(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
     let query = sqlx::query!(
         r#"SELECT p.environment = 'sandbox' AS "free!", e.endpoint_id AS id, e.host,
@@ -27,8 +28,8 @@ pub(super) async fn judge_host(connection: &mut PgConnection, endpoint: Endpoint
         let mut others = chosen.iter().filter(|other| other.id != this);
         new.free && !others.any(|other| other.host == new.host && !other.unproven)
     });
-    // Without a proof, the time of the next webhook is one pace away, so that choosing a host again and
-    // again is no faster than the pace.
+    // Without a proof, the time of the next webhook is one pace away, so that choosing a host again
+    // and again is no faster than the pace.
     let statement = sqlx::query!(
         "UPDATE partner_endpoints
          SET unproven_since = CASE WHEN $2 THEN now() END,

@@ -1,5 +1,5 @@
-//! The session and its role, the server's settings, and the privileges of the stages' roles. It reads
-//! catalogues and settings only, which every role may do, and changes nothing.
+//! The session and its role, the server's settings, and the privileges of the stages' roles. It
+//! reads catalogues and settings only, which every role may do, and changes nothing.
 
 use pg::{Result, count, schema::DatabaseRole};
 use sqlx::{PgConnection, Row};
@@ -28,7 +28,8 @@ pub struct ExaminedSession {
     pub fsync: bool,
     pub full_page_writes: bool,
     pub archives: bool,
-    /// Connections of clients now, and the most that the server accepts of roles without privileges.
+    /// Connections of clients now, and the most that the server accepts of roles without
+    /// privileges.
     pub connections: u64,
     pub max_connections: u64,
     /// Whether the connection is encrypted.

@@ -7,8 +7,8 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-/// A process that has committed nothing for this long is dead, for people. A healthy one commits once
-/// a second.
+/// A process that has committed nothing for this long is dead, for people. A healthy one commits
+/// once a second.
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// For how long a process that has died is missed, if no other one begins.
 const MISSED: Duration = Duration::from_hours(1);
@@ -50,8 +50,8 @@ pub struct StageProcesses {
     pub stage: Stage,
     /// The processes that have committed a pulse within [`SILENCE`].
     pub running: u64,
-    /// The processes that died within the last hour, and in whose place no other one has begun. Those
-    /// that were stopped in an orderly way are missed by nobody.
+    /// The processes that died within the last hour, and in whose place no other one has begun.
+    /// Those that were stopped in an orderly way are missed by nobody.
     pub missing: u64,
     /// The last pulse of the stage; `None` if none is known.
     #[serde(with = "time::serde::rfc3339::option")]
@@ -62,8 +62,8 @@ pub struct StageProcesses {
     /// What NATS refuses to running processes, and since when.
     #[serde(skip)]
     pub nats_refused: Option<(String, OffsetDateTime)>,
-    /// How many seconds PostgreSQL's clock is ahead of that of a running process which does not work
-    /// because of that, and since when.
+    /// How many seconds PostgreSQL's clock is ahead of that of a running process which does not
+    /// work because of that, and since when.
     #[serde(skip)]
     pub clock_off: Option<(f64, OffsetDateTime)>,
     /// When the missing processes, or the last one of the stage, were last alive.

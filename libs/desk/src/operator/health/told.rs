@@ -1,5 +1,5 @@
-//! What people are told of a finding: what it is, who is affected, what to do, and where to read on.
-//! Nothing decides by these sentences.
+//! What people are told of a finding: what it is, who is affected, what to do, and where to read
+//! on. Nothing decides by these sentences.
 
 use std::borrow::Cow;
 
@@ -361,8 +361,8 @@ impl FindingKind {
         }
     }
 
-    /// Who feels it, and how. Each sentence stands beside those of other findings, so it says nothing of
-    /// what another stage does.
+    /// Who feels it, and how. Each sentence stands beside those of other findings, so it says
+    /// nothing of what another stage does.
     pub fn felt(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::StageDead { stage, .. } => match stage {

@@ -20,16 +20,16 @@ pub struct EndpointQueue {
     pub is_live: bool,
     /// Whether nothing is sent to it, because it is blocked or paused.
     pub is_stopped: bool,
-    /// Whether it is stopped only until its next webhook may be sent: its partner has not proven that
-    /// it wants them, so it gets them slowly.
+    /// Whether it is stopped only until its next webhook may be sent: its partner has not proven
+    /// that it wants them, so it gets them slowly.
     pub is_paced: bool,
     pub count: u64,
     /// How long the oldest has been due, or has been stored.
     pub oldest: Duration,
 }
 
-/// The due webhooks of each endpoint, each counted up to `most`. A test of an endpoint is not counted:
-/// it is due at `-infinity`, which says nothing of how long it has waited.
+/// The due webhooks of each endpoint, each counted up to `most`. A test of an endpoint is not
+/// counted: it is due at `-infinity`, which says nothing of how long it has waited.
 pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<EndpointQueue>> {
     let query = sqlx::query!(
         r#"-- Walks from one endpoint to the next by the index `work_lane`.
@@ -81,8 +81,8 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Endpoin
     Ok(queues.collect())
 }
 
-/// The unfinished webhooks that no sweep has passed yet and that have no work, by endpoint, among the
-/// first 2,000 rows: a dead notifier leaves all of them unfinished, and a living one few. They
+/// The unfinished webhooks that no sweep has passed yet and that have no work, by endpoint, among
+/// the first 2,000 rows: a dead notifier leaves all of them unfinished, and a living one few. They
 /// belong to the message that announced them, or, if no notifier runs, to nobody.
 pub async fn young(connection: &mut PgConnection) -> Result<Vec<EndpointQueue>> {
     let query = sqlx::query!(
@@ -136,8 +136,8 @@ pub struct WebhookBacklog {
     pub exhausted: u64,
 }
 
-/// Reads [`WebhookBacklog`]. The cost is bounded: it reads the first due delivery of each of the first 1,000
-/// endpoints with work, and counts up to 100,000 rows of due work and of held ones.
+/// Reads [`WebhookBacklog`]. The cost is bounded: it reads the first due delivery of each of the
+/// first 1,000 endpoints with work, and counts up to 100,000 rows of due work and of held ones.
 pub async fn backlog(connection: &mut PgConnection) -> Result<WebhookBacklog> {
     let queues = due(connection, 1).await?;
     let oldest = |is_live: bool| {

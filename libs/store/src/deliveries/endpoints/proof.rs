@@ -5,9 +5,9 @@ use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// Notes that the hosts of these endpoints want webhooks: each has returned the code of its test. The
-/// proof is the host's, so it counts for all endpoints that the partner has there. The caller then
-/// records the acknowledgement, which ends the wait for the next webhook.
+/// Notes that the hosts of these endpoints want webhooks: each has returned the code of its test.
+/// The proof is the host's, so it counts for all endpoints that the partner has there. The caller
+/// then records the acknowledgement, which ends the wait for the next webhook.
 pub(in crate::deliveries) async fn prove(
     connection: &mut PgConnection,
     endpoints: &[Uuid],

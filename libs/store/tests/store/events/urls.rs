@@ -20,8 +20,8 @@ async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
     for (url, blocks) in [("https://other.example/", 8), (URL, 9)] {
         assert!(bench.change(partner, url).await);
         bench.make_all_due(partner).await;
-        // A host that is not proven is tested a second later, so that choosing it again and again is no
-        // faster than its pace.
+        // A host that is not proven is tested a second later, so that choosing it again and again
+        // is no faster than its pace.
         let paced = "UPDATE partner_endpoints SET blocked_until = now()
                      WHERE endpoint_id::text = $1 AND unproven_since IS NOT NULL
                        AND blocked_until < now() + interval '2 s'";

@@ -1,9 +1,9 @@
 //! A bucket of S3, or of another service that speaks its protocol, such as Ceph, or Google Cloud
 //! Storage with an HMAC key.
 //!
-//! An archive needs three requests: one object is put, got and removed. So this is all that there is of
-//! the protocol, with its signature of version 4, which covers the SHA-256 of what is sent. Buckets are
-//! asked through a client of our own, without a proxy and without redirects.
+//! An archive needs three requests: one object is put, got and removed. So this is all that there
+//! is of the protocol, with its signature of version 4, which covers the SHA-256 of what is sent.
+//! Buckets are asked through a client of our own, without a proxy and without redirects.
 
 use std::{env, fmt, str::FromStr, time::Duration};
 
@@ -191,7 +191,8 @@ impl fmt::Display for Bucket {
     }
 }
 
-/// The URL of the service. Without TLS anybody on the way reads the orders, so it has to be allowed.
+/// The URL of the service. Without TLS anybody on the way reads the orders, so it has to be
+/// allowed.
 fn endpoint_of(text: &str, allow_http: Option<&str>) -> anyhow::Result<Url> {
     let url: Url = text
         .parse()

@@ -1,7 +1,7 @@
 //! Where the files of archives are stored: a folder, or a bucket.
 //!
-//! Guarantee: [`ArchiveStore::store`] returns only when the file is stored under its name, whole, and was
-//! read back with the SHA-256 of what was given. Whatever had this name before is replaced.
+//! Guarantee: [`ArchiveStore::store`] returns only when the file is stored under its name, whole,
+//! and was read back with the SHA-256 of what was given. Whatever had this name before is replaced.
 
 use std::{
     fmt,

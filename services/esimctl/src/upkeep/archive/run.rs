@@ -1,13 +1,13 @@
 //! `esimctl archive run`.
 //!
-//! A run works in rounds. It reserves the external ids of many orders, a file's worth at a time, lets
-//! them wait together for the grace of `tools::archive`, and then moves them file by file: copy,
-//! store, read back, delete, commit. Reserving and moving share the rate, so that the load of a run is
-//! even.
+//! A run works in rounds. It reserves the external ids of many orders, a file's worth at a time,
+//! lets them wait together for the grace of `tools::archive`, and then moves them file by file:
+//! copy, store, read back, delete, commit. Reserving and moving share the rate, so that the load of
+//! a run is even.
 //!
 //! If the program dies, reserved orders stay reserved in the database, and the next run begins by
-//! moving them. Each try stores a file with a name of its own, so whoever was stopped and goes on late
-//! replaces no file: it finds that it has lost its archive, and removes what it has stored.
+//! moving them. Each try stores a file with a name of its own, so whoever was stopped and goes on
+//! late replaces no file: it finds that it has lost its archive, and removes what it has stored.
 
 use std::{
     collections::VecDeque,
@@ -71,18 +71,19 @@ const YOUNGEST: i64 = 1;
 const OLDEST: i64 = 36_500;
 /// The number of orders that one statement counts.
 const COUNTED: u32 = 50_000;
-/// For how long a round moves orders at the rate. The grace at its beginning is a quarter of the whole.
+/// For how long a round moves orders at the rate. The grace at its beginning is a quarter of the
+/// whole.
 const ROUND: Duration = Duration::from_mins(1);
 /// How often progress is reported.
 const REPORT: Duration = Duration::from_secs(5);
-/// How often a file is tried again after a conflict with an operator, a resend or retention, or while
-/// the bucket does not answer.
+/// How often a file is tried again after a conflict with an operator, a resend or retention, or
+/// while the bucket does not answer.
 const TRIES: u32 = 10;
 /// A low level, because a higher one costs twice the processor time and saves a tenth of the space.
 const LEVEL: u32 = 3;
 
-/// What somebody who finds the files has to know. It is the first file that a run stores, so a place
-/// that cannot be written is noticed before anything else is done.
+/// What somebody who finds the files has to know. It is the first file that a run stores, so a
+/// place that cannot be written is noticed before anything else is done.
 const README: &str = "Finished orders of the eSIM ordering system, archived by `esimctl archive run`.
 orders-*.jsonl.gz: one line for each order, a JSON object with its rows, named as the tables of the database.
 Check the files with `sha256sum -c *.sha256`, and look for an order with `zcat orders-*.jsonl.gz | grep ID`.
@@ -96,8 +97,8 @@ pub struct ArchiveRunArgs {
     to: ArchiveLocation,
     /// Export orders that are older than this, at least a day
     ///
-    /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
-    /// `esimctl retention set orders` stores; by default orders are kept for ever.
+    /// It is a number of days, such as `400d`. Without this option the term of the class `orders`
+    /// applies, which `esimctl retention set orders` stores; by default orders are kept for ever.
     #[arg(long, value_name = "AGE", value_parser = age)]
     older_than: Option<time::Duration>,
     /// The number of orders in one file, which one transaction moves
@@ -258,9 +259,9 @@ struct Reserved {
     is_tried: bool,
 }
 
-/// A name for the file of an archive, which no other try has. The number alone would also be given out
-/// again after the database was restored from a backup, and the file of an order that is nowhere else
-/// would be replaced.
+/// A name for the file of an archive, which no other try has. The number alone would also be given
+/// out again after the database was restored from a backup, and the file of an order that is
+/// nowhere else would be replaced.
 fn fresh_name(number: i32) -> String {
     format!("orders-{number}-{:08x}.jsonl.gz", rand::random::<u32>())
 }
@@ -334,8 +335,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Moves the orders of an archive. It is tried again after a conflict, and while the bucket does not
-    /// answer.
+    /// Moves the orders of an archive. It is tried again after a conflict, and while the bucket
+    /// does not answer.
     async fn move_orders(&mut self, mut reserved: Reserved) -> anyhow::Result<()> {
         let mut tries = 1;
         loop {
@@ -376,8 +377,8 @@ impl Runner<'_> {
             async |transaction| match store_and_delete(transaction, to, reserved).await {
                 Ok(moved) => Ok(TransactionEnd::Commit(moved)),
                 Err(error) => {
-                    // This try commits nothing, so its file counts for nothing. Another run may have
-                    // its archive.
+                    // This try commits nothing, so its file counts for nothing. Another run may
+                    // have its archive.
                     discard(to, &reserved.archive.file).await;
                     Err(error)
                 }
@@ -386,9 +387,10 @@ impl Runner<'_> {
         .await
     }
 
-    /// Gives the archive a new file name. From then on nobody can complete it with its earlier file, which
-    /// is removed: an order would be in two files otherwise. Nobody completes it meanwhile either, because
-    /// this session has the lock of the runs. If this program dies here, the next run does the same again.
+    /// Gives the archive a new file name. From then on nobody can complete it with its earlier
+    /// file, which is removed: an order would be in two files otherwise. Nobody completes it
+    /// meanwhile either, because this session has the lock of the runs. If this program dies here,
+    /// the next run does the same again.
     async fn rename(&mut self, archive: &mut Archive) -> anyhow::Result<()> {
         let to = self.to;
         *archive = transaction!(
@@ -460,8 +462,8 @@ fn sums_of(name: &str) -> String {
     format!("{name}.sha256")
 }
 
-/// Removes a file that counts for nothing, with its checksum. A bucket may keep what it has, so the run
-/// goes on if this fails.
+/// Removes a file that counts for nothing, with its checksum. A bucket may keep what it has, so the
+/// run goes on if this fails.
 async fn discard(to: &ArchiveStore, file: &str) {
     let name = name_of(file);
     for name in [name, &sums_of(name)] {

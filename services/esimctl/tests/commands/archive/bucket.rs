@@ -1,5 +1,5 @@
-//! Archives in a bucket: at a server that speaks S3 and checks each signature, and at one that loses a
-//! part of what it is sent.
+//! Archives in a bucket: at a server that speaks S3 and checks each signature, and at one that
+//! loses a part of what it is sent.
 
 use std::{
     collections::BTreeMap,
@@ -205,9 +205,9 @@ impl Slow {
     }
 }
 
-/// A run is stopped while its file is on the way, the database ends its session, and another run moves
-/// the orders. When the first one goes on, the file that counts is as it was completed, and there is no
-/// other one.
+/// A run is stopped while its file is on the way, the database ends its session, and another run
+/// moves the orders. When the first one goes on, the file that counts is as it was completed, and
+/// there is no other one.
 #[tokio::test]
 async fn a_run_that_goes_on_late_replaces_no_file() {
     let mut archiver = Archiver::new().await;

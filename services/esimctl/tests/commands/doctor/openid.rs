@@ -1,5 +1,5 @@
-//! What the doctor says about the OpenID provider of the console, with a provider that has one fault
-//! after the other.
+//! What the doctor says about the OpenID provider of the console, with a provider that has one
+//! fault after the other.
 
 use std::sync::{Arc, Mutex};
 

@@ -201,8 +201,8 @@ async fn a_connection_without_a_head_is_closed_in_time() {
     assert!(part(&mut patient).await.ends_with("answer"));
 }
 
-/// The answer to a connection without a place is ours, as a client can see: it has a code, so it is not
-/// taken for that of a proxy.
+/// The answer to a connection without a place is ours, as a client can see: it has a code, so it is
+/// not taken for that of a proxy.
 #[tokio::test]
 async fn one_connection_too_many_is_answered_as_every_other_error() {
     let served = serve(LATER, &["--max-connections=1"]).await;

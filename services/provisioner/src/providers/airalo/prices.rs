@@ -2,9 +2,10 @@
 //!
 //! A purchase at Airalo has no field for the price that we expect, and its response does not say
 //! whether its price is that of a unit or of the order. So the one rule is: the provider's own list
-//! says what a unit costs, and an option that allows less is not bought. The list is read before the
-//! first purchase that has a price to compare, and again once it is old. Nothing is stored, so that a
-//! restart and a second replica compare in the same way, and a price that falls again sells again.
+//! says what a unit costs, and an option that allows less is not bought. The list is read before
+//! the first purchase that has a price to compare, and again once it is old. Nothing is stored, so
+//! that a restart and a second replica compare in the same way, and a price that falls again sells
+//! again.
 
 use std::{
     collections::HashMap,
@@ -45,8 +46,8 @@ pub(super) struct Prices {
 }
 
 impl Prices {
-    /// The price of a package; `None` if Airalo does not list it. One caller reads an old list anew,
-    /// and the others use the old one meanwhile. Without any list, all wait for it.
+    /// The price of a package; `None` if Airalo does not list it. One caller reads an old list
+    /// anew, and the others use the old one meanwhile. Without any list, all wait for it.
     pub(super) async fn of(
         &self,
         package: &str,

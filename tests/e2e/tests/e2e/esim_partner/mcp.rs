@@ -1,4 +1,5 @@
-//! `esim-partner mcp` as an agent uses it: the protocol over standard input and output, against the real service.
+//! `esim-partner mcp` as an agent uses it: the protocol over standard input and output, against the
+//! real service.
 
 use testkit::agent::Agent;
 
@@ -105,7 +106,8 @@ async fn an_agent_orders_in_two_steps_and_never_twice() {
     shown_without_codes(&mut agent, &client, of_order).await;
 }
 
-/// Waits until the eSIM is ready, and asserts that the agent sees it without what it can be installed with.
+/// Waits until the eSIM is ready, and asserts that the agent sees it without what it can be
+/// installed with.
 async fn shown_without_codes(agent: &mut Agent, client: &Client, order: Value) {
     let id = order["external_order_id"].as_str().unwrap().to_owned();
     let is_ready = async || {

@@ -10,8 +10,8 @@ use testkit::{esimctl::Partner, stack::Stack, wait};
 
 /// A live option of a provider that isn't configured.
 const LIVE: &str = "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a11";
-/// Live options of two providers: one of which only the second provider is configured, and one whose
-/// first provider has none left, and whose second one is not configured.
+/// Live options of two providers: one of which only the second provider is configured, and one
+/// whose first provider has none left, and whose second one is not configured.
 const ROUTED: [(&str, &str); 2] = [
     ("sold-elsewhere", "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a12"),
     ("sold-out-here", "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a13"),

@@ -1,9 +1,9 @@
 //! The peer on `awa`.
 //!
 //! An order and its `buy` job are stored in one transaction. That job buys, and in one transaction
-//! records the profiles and inserts a `deliver` job for each of them. A `deliver` job sends one webhook.
-//! awa completes both kinds in batches, and what it keeps of a `deliver` job is the record of the
-//! delivery.
+//! records the profiles and inserts a `deliver` job for each of them. A `deliver` job sends one
+//! webhook. awa completes both kinds in batches, and what it keeps of a `deliver` job is the record
+//! of the delivery.
 //!
 //! A crash between the purchase and the job's completion runs `buy` again, after awa's rescuer has
 //! found the job. So a provider that does not refuse an order id that it knows sells twice.

@@ -1,11 +1,11 @@
 //! The peer on `riverqueue`.
 //!
 //! An order and its `buy` job are stored in one transaction. That job buys, and in one transaction
-//! records the profiles, inserts a `deliver` job for each of them, and is completed. A `deliver` job
-//! sends one webhook; its row, which River completes in batches, is the record of the delivery.
+//! records the profiles, inserts a `deliver` job for each of them, and is completed. A `deliver`
+//! job sends one webhook; its row, which River completes in batches, is the record of the delivery.
 //!
-//! A crash between the purchase and its record runs `buy` again, after River's rescuer has found the
-//! job. So a provider that does not refuse an order id that it knows sells twice.
+//! A crash between the purchase and its record runs `buy` again, after River's rescuer has found
+//! the job. So a provider that does not refuse an order id that it knows sells twice.
 
 use anyhow::{Context, Result};
 use peer::partner::{Partners, Row};
