@@ -75,9 +75,9 @@ TABLE delivery_attempts
     duration_ms integer NOT NULL
     status integer
     class text NOT NULL
-    answer bytea
+    response_start bytea
     detail text
-    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer), octet_length(detail)) <= 100000)))
+    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(response_start), octet_length(detail)) <= 100000)))
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
     POLICY all_rows USING true WITH CHECK true
