@@ -32,9 +32,9 @@ pub struct PartnerLimits {
 }
 
 impl PartnerLimits {
-    /// The limits with which an account begins. Anybody may get a sandbox account, and each unit of an
-    /// order becomes a webhook to each of up to ten hosts, so such an account begins with low rates. An
-    /// operator raises them for a partner that tests its load.
+    /// The limits with which an account begins. Anybody may get a sandbox account, and each unit of
+    /// an order becomes a webhook to each of up to ten hosts, so such an account begins with low
+    /// rates. An operator raises them for a partner that tests its load.
     pub fn at_first(environment: Environment) -> Self {
         match environment {
             Environment::Live => Self::default(),
@@ -69,8 +69,8 @@ pub struct Partner {
     pub access_key: String,
     /// Whether it is an account with keys. An erased one has none.
     pub has_secret_key: bool,
-    /// Whether all its keys were [ended](end_keys), so that it can sign nothing until it gets new ones. Then
-    /// `access_key` is no key.
+    /// Whether all its keys were [ended](end_keys), so that it can sign nothing until it gets new
+    /// ones. Then `access_key` is no key.
     pub keys_ended: bool,
     /// The access key before the last rotation, during the overlap.
     pub old_access_key: Option<String>,
@@ -113,8 +113,8 @@ pub struct NewPartner<'a> {
 #[derive(Clone, Debug)]
 pub struct PartnerCredentials {
     pub partner_id: PartnerId,
-    /// A sandbox partner buys nothing real. `None` if the row holds a name that this version does not
-    /// know; then the partner cannot be served, but the others can.
+    /// A sandbox partner buys nothing real. `None` if the row holds a name that this version does
+    /// not know; then the partner cannot be served, but the others can.
     pub environment: Option<Environment>,
     /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<PartnerKeys>,
@@ -202,8 +202,8 @@ pub struct PartnerFilter<'a> {
     pub among: Option<&'a [Uuid]>,
 }
 
-/// A page of the partners by name, behind `offset`, and how many there are. Those in `first` come before
-/// all others.
+/// A page of the partners by name, behind `offset`, and how many there are. Those in `first` come
+/// before all others.
 pub async fn page(
     connection: &mut PgConnection,
     wanted: &PartnerFilter<'_>,
@@ -299,7 +299,8 @@ pub async fn show(
     Ok(found.fetch_optional(connection).await?)
 }
 
-/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists.
+/// Keeps other changes of a partner out until the end of the transaction. Returns whether it
+/// exists.
 pub async fn lock(transaction: &mut Transaction<'_>, partner_id: PartnerId) -> Result<bool> {
     let query = sqlx::query!(
         "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
@@ -448,10 +449,10 @@ pub struct EndedKeys {
     pub goes_on: Option<String>,
 }
 
-/// Ends keys of a partner at once, because they are in wrong hands: the one with this access key, or all
-/// of them. Nothing is made in their place, so this needs no master key. An old key that is still valid in
-/// an overlap goes on in place of a current one that ends, and then has no end. Returns `None` if the
-/// partner has no such valid key.
+/// Ends keys of a partner at once, because they are in wrong hands: the one with this access key,
+/// or all of them. Nothing is made in their place, so this needs no master key. An old key that is
+/// still valid in an overlap goes on in place of a current one that ends, and then has no end.
+/// Returns `None` if the partner has no such valid key.
 pub async fn end_keys(
     transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
@@ -532,8 +533,8 @@ macro_rules! credentials {
     };
 }
 
-/// The credentials of partners that changed after this row version. Each change of a partner gets the
-/// next one, as it does for [options](crate::options::changed_since).
+/// The credentials of partners that changed after this row version. Each change of a partner gets
+/// the next one, as it does for [options](crate::options::changed_since).
 pub async fn changed_since(
     connection: &mut PgConnection,
     row_version: i64,
@@ -579,10 +580,10 @@ struct Sealed {
     sealed: Vec<u8>,
 }
 
-/// For each master key in use, ten request-signing keys of the newest partners that have keys under it;
-/// old ones are among them if they are still valid. A sealed value begins with the length and the id of
-/// its key, so the statement can group by key without opening anything. The keys of one partner may be
-/// under different master keys.
+/// For each master key in use, ten request-signing keys of the newest partners that have keys under
+/// it; old ones are among them if they are still valid. A sealed value begins with the length and
+/// the id of its key, so the statement can group by key without opening anything. The keys of one
+/// partner may be under different master keys.
 async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<Sealed>> {
     let query = sqlx::query_as!(
         Sealed,

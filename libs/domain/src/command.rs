@@ -1,13 +1,13 @@
 //! What operators and partners do, as it is recorded.
 //!
 //! The name is that of the command of `esimctl` with its subcommand and the flags that say what was
-//! decided; the console and the requests that partners sign record the same names. What it was done to
-//! is the target of the record, and what it changed is its `before` and `after`.
+//! decided; the console and the requests that partners sign record the same names. What it was done
+//! to is the target of the record, and what it changed is its `before` and `after`.
 
 use strum::{EnumString, IntoStaticStr};
 
-/// A recorded command. Its name is stored, so a name is never changed, and one whose command is gone
-/// stays here as long as its records are kept.
+/// A recorded command. Its name is stored, so a name is never changed, and one whose command is
+/// gone stays here as long as its records are kept.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
 )]

@@ -1,5 +1,5 @@
-//! The health of an endpoint: what its failures, its acknowledgements, its partner and operators make
-//! of it.
+//! The health of an endpoint: what its failures, its acknowledgements, its partner and operators
+//! make of it.
 //!
 //! ```text
 //! health        event                    next health
@@ -19,8 +19,8 @@
 //!
 //! [`Health::after`] is the specification. In production the statements of
 //! `store::deliveries::endpoints` move the rows, many in one statement; its test `health` compares
-//! each statement with this function. What the partner was told is part of the health, so that it is
-//! told changes only.
+//! each statement with this function. What the partner was told is part of the health, so that it
+//! is told changes only.
 
 use std::time::Duration;
 
@@ -111,8 +111,8 @@ pub enum HealthNotice {
 }
 
 impl Health {
-    /// The health after an event at the time `now`, and what the partner is to be told of it. An event
-    /// that does not apply changes nothing.
+    /// The health after an event at the time `now`, and what the partner is to be told of it. An
+    /// event that does not apply changes nothing.
     pub fn after(
         self,
         event: EndpointEvent,

@@ -16,8 +16,9 @@
 //! returned
 //! ```
 //!
-//! `refused` tells the partner that the eSIM is still good, and `returned` that nobody can use it and
-//! that its price comes back. Both must be true at the provider, now and later. So three rules hold:
+//! `refused` tells the partner that the eSIM is still good, and `returned` that nobody can use it
+//! and that its price comes back. Both must be true at the provider, now and later. So three rules
+//! hold:
 //!
 //! - The attempt is recorded before the call. While it is `sending`, the call may still be carried
 //!   out, so a look that finds the eSIM in its place does not refuse the give-back.
@@ -82,7 +83,8 @@ pub struct GiveBack {
 pub enum GiveBackEvent {
     /// The partner asks again after a refusal.
     Ask,
-    /// A provisioner begins the next attempt, because the provider says that it would take the eSIM.
+    /// A provisioner begins the next attempt, because the provider says that it would take the
+    /// eSIM.
     Begin,
     /// It cannot be given back, and no attempt is open: the provider would not take the eSIM.
     Refuse,
@@ -118,7 +120,8 @@ impl GiveBack {
         not_returned: false,
     };
 
-    /// Returns the give-back after `event`, or [`GiveBackEventIgnored`] if the event changes nothing.
+    /// Returns the give-back after `event`, or [`GiveBackEventIgnored`] if the event changes
+    /// nothing.
     pub fn after(self, event: GiveBackEvent) -> Result<Self, GiveBackEventIgnored> {
         use GiveBackState::{Asked, Parked, Refused, Returned, Sending};
         let to = |state| Ok(Self { state, ..self });

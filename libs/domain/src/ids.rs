@@ -109,8 +109,8 @@ pub fn sandbox_option(name: &str) -> OptionId {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes()).into()
 }
 
-/// The id that the import of a provider's catalogue gives to the option for a product. It is the same
-/// in every import, so that the catalogues of several systems name one product by one id.
+/// The id that the import of a provider's catalogue gives to the option for a product. It is the
+/// same in every import, so that the catalogues of several systems name one product by one id.
 pub fn option_of(provider: &str, product: &str) -> OptionId {
     let name = format!("{provider}/{product}");
     Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()).into()

@@ -117,7 +117,8 @@ impl Placement {
         alternatives: 0,
     };
 
-    /// Returns the placement after `event`, or [`PlacementEventIgnored`] if the event changes nothing.
+    /// Returns the placement after `event`, or [`PlacementEventIgnored`] if the event changes
+    /// nothing.
     pub fn after(self, event: PlacementEvent) -> Result<Self, PlacementEventIgnored> {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
@@ -234,8 +235,8 @@ pub fn next_look(age: Duration) -> Duration {
 }
 
 /// The delay before the next search of a list for an attempt that was not found there, so long
-/// after it was recorded. It grows longer than that of [`next_look`], because a search costs several
-/// calls, and a purchase that has arrived is nearly always found by the first ones.
+/// after it was recorded. It grows longer than that of [`next_look`], because a search costs
+/// several calls, and a purchase that has arrived is nearly always found by the first ones.
 pub fn next_search(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(5))
 }

@@ -1,12 +1,12 @@
 //! Why a placement or a unit left the normal path, as a code with an optional detail.
 //!
 //! A reason is stored as its code, and behind `: ` the detail, which is text from outside: what a
-//! provider responded, or the name of a field. Programs decide by the code only. People read sentences
-//! that are made from it where they are shown, by an exhaustive `match`, so a new code does not
-//! compile before somebody has said what partner, support and operator read.
+//! provider responded, or the name of a field. Programs decide by the code only. People read
+//! sentences that are made from it where they are shown, by an exhaustive `match`, so a new code
+//! does not compile before somebody has said what partner, support and operator read.
 //!
-//! After a rollback there may be codes of the newer version. Any text that is none of ours is read as
-//! [`ReasonCode::Unknown`], with the text as its detail.
+//! After a rollback there may be codes of the newer version. Any text that is none of ours is read
+//! as [`ReasonCode::Unknown`], with the text as its detail.
 
 use std::fmt;
 
@@ -31,10 +31,11 @@ use strum::{EnumString, IntoStaticStr};
 pub enum ReasonCode {
     /// The last attempt certainly never reached the provider. Another one follows.
     NotSent,
-    /// The provider had too much to do for the last attempt, and has carried nothing out. Another one
-    /// follows.
+    /// The provider had too much to do for the last attempt, and has carried nothing out. Another
+    /// one follows.
     ProviderBusy,
-    /// The provider denied us access, so it has not carried the last attempt out. Another one follows.
+    /// The provider denied us access, so it has not carried the last attempt out. Another one
+    /// follows.
     AccessDenied,
     /// The provider rejected the purchase: its code and message.
     Rejected,
@@ -48,8 +49,8 @@ pub enum ReasonCode {
     ProfilesUncollectable,
     /// It is bought, and a profile has arrived of which a field cannot be read: the field.
     ProfileUnreadable,
-    /// It is bought, and the profile cannot be installed without a confirmation code, which no webhook
-    /// carries.
+    /// It is bought, and the profile cannot be installed without a confirmation code, which no
+    /// webhook carries.
     ConfirmationCodeNeeded,
     /// The provider had confirmed the purchase, and no longer knows it.
     PurchaseVanished,

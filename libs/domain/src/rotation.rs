@@ -1,5 +1,5 @@
-//! How a secret is replaced while it is in use. An endpoint has a list of secrets, the newest first,
-//! and every one of them that has not ended signs its webhooks.
+//! How a secret is replaced while it is in use. An endpoint has a list of secrets, the newest
+//! first, and every one of them that has not ended signs its webhooks.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ pub struct Valid<Value> {
 pub struct Overlap {
     /// How long the old one stays valid; 0 ends it at once.
     pub lasts: Duration,
-    /// Keeps the old one of the last rotation, and replaces its new one. This is for a new value that
-    /// never reached the partner, which still uses the old one.
+    /// Keeps the old one of the last rotation, and replaces its new one. This is for a new value
+    /// that never reached the partner, which still uses the old one.
     pub keep_old: bool,
 }
 
@@ -43,8 +43,8 @@ impl RotationResult {
 }
 
 /// The list after a rotation at the time `now`. `None` refuses it: the overlap of the last rotation
-/// has not ended, so a further one would end a value that may still be in use, or there is no overlap
-/// whose old value could be kept.
+/// has not ended, so a further one would end a value that may still be in use, or there is no
+/// overlap whose old value could be kept.
 pub fn rotate<Value: Clone>(
     list: &[Valid<Value>],
     new: Value,

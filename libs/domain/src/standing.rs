@@ -1,10 +1,10 @@
-//! How a unit of an order stands: what it is, what holds it up, who must act and what happens next. The
-//! sentence for the partner, its look-ups and the pages of operators show this value and work out
-//! nothing of their own, so that they cannot contradict each other.
+//! How a unit of an order stands: what it is, what holds it up, who must act and what happens next.
+//! The sentence for the partner, its look-ups and the pages of operators show this value and work
+//! out nothing of their own, so that they cannot contradict each other.
 //!
-//! A ready unit has a webhook for each endpoint of its partner. It stands as the one of them that is
-//! worst off, because a unit is delivered when every endpoint has it. While a stage of ours is silent,
-//! what waits for it stands so, whatever else holds it up: nobody but us can end that.
+//! A ready unit has a webhook for each endpoint of its partner. It stands as the one of them that
+//! is worst off, because a unit is delivered when every endpoint has it. While a stage of ours is
+//! silent, what waits for it stands so, whatever else holds it up: nobody but us can end that.
 
 use strum::{EnumString, IntoStaticStr};
 
@@ -38,8 +38,8 @@ pub struct Rows {
 }
 
 impl UnitState {
-    /// A profile counts more than a failure, because the provider has sold the eSIM after all, and a
-    /// unit that has failed is not on hold with the others of its placement.
+    /// A profile counts more than a failure, because the provider has sold the eSIM after all, and
+    /// a unit that has failed is not on hold with the others of its placement.
     pub fn of(rows: Rows) -> Self {
         match rows {
             Rows {
@@ -212,7 +212,8 @@ pub enum Hold {
 /// Why nothing is bought at a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stop {
-    /// It failed, or an operator has stopped it for some time. It is tested, and then buying goes on.
+    /// It failed, or an operator has stopped it for some time. It is tested, and then buying goes
+    /// on.
     ForNow,
     /// It denies our account, or commits were lost. Only an operator can end that.
     UntilOperator,
@@ -338,8 +339,8 @@ impl Standing {
         )
     }
 
-    /// What the look-ups of the partner may show of a unit that stands so; of one whose rows cannot be
-    /// read they show nothing certain.
+    /// What the look-ups of the partner may show of a unit that stands so; of one whose rows cannot
+    /// be read they show nothing certain.
     pub fn shown(self) -> ShownState {
         match self {
             Self::Delivered

@@ -14,8 +14,9 @@ use crate::{
     transaction::{self, TransactionKind},
 };
 
-/// The operator that is recorded for changes that partners make themselves. No operator may have this
-/// name, because such records have a term of their own and stand apart from those of operators.
+/// The operator that is recorded for changes that partners make themselves. No operator may have
+/// this name, because such records have a term of their own and stand apart from those of
+/// operators.
 pub const PARTNER: &str = "partner";
 
 /// The recorded reason of a change that a partner makes itself.
@@ -37,8 +38,8 @@ pub struct Actor<'a> {
     /// The operator's name, or `partner`.
     pub name: &'a str,
     pub via: Via,
-    /// The address of the browser. For `esimctl` it is the address that the database sees, so none is
-    /// given.
+    /// The address of the browser. For `esimctl` it is the address that the database sees, so none
+    /// is given.
     pub source: Option<&'a str>,
 }
 
@@ -138,8 +139,8 @@ pub enum Mode<'a> {
 }
 
 impl Mode<'_> {
-    /// Records a command in the transaction of its change, unless it is a preview. `affected` is the
-    /// number of changed rows, and `changed` what is recorded of them.
+    /// Records a command in the transaction of its change, unless it is a preview. `affected` is
+    /// the number of changed rows, and `changed` what is recorded of them.
     pub async fn record(
         self,
         transaction: &mut Transaction<'_>,
@@ -240,9 +241,9 @@ impl RecordedAction {
     }
 }
 
-/// Whether an action found nothing to change, for example a webhook that was sent meanwhile. What is
-/// recorded with its state `after` was changed, even if no further row was, as when an endpoint is
-/// resumed for which no webhook waits. Showing something changes nothing on purpose.
+/// Whether an action found nothing to change, for example a webhook that was sent meanwhile. What
+/// is recorded with its state `after` was changed, even if no further row was, as when an endpoint
+/// is resumed for which no webhook waits. Showing something changes nothing on purpose.
 pub fn changed_nothing(command: &Stored<Command>, affected: i64, has_after: bool) -> bool {
     let changes = match command.known().map(Command::counts) {
         Some(CountedRows::Webhooks | CountedRows::Rows) | None => true,
@@ -286,7 +287,8 @@ pub async fn list(
     Ok(actions.fetch_all(connection).await?)
 }
 
-/// When a command was recorded last for each of these ids, which are the second words of its targets.
+/// When a command was recorded last for each of these ids, which are the second words of its
+/// targets.
 pub async fn last(
     connection: &mut PgConnection,
     ids: &[String],
@@ -306,9 +308,9 @@ pub async fn last(
     Ok(rows.map(|row| (row.of, row.at)).collect())
 }
 
-/// When a command was recorded last for this id, which is the second word of its targets, as a text that the
-/// form of a page carries along. If it is another one when the form is sent, the command was carried out
-/// meanwhile, perhaps by the same form.
+/// When a command was recorded last for this id, which is the second word of its targets, as a text
+/// that the form of a page carries along. If it is another one when the form is sent, the command
+/// was carried out meanwhile, perhaps by the same form.
 pub async fn mark(connection: &mut PgConnection, id: &str, command: Command) -> Result<String> {
     let found = last(connection, &[id.to_owned()], command).await?;
     let at = found.into_values().next();

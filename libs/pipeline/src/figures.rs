@@ -1,8 +1,8 @@
 //! Counts what this process does, and adds it to the figures in PostgreSQL
 //! ([`store::figures`]), from which operators see latencies and errors without any other server.
 //!
-//! Counting takes a lock for some nanoseconds and touches no database, so that an order pays nothing
-//! for it. [`run`] writes what was counted once in ten seconds, in one statement.
+//! Counting takes a lock for some nanoseconds and touches no database, so that an order pays
+//! nothing for it. [`run`] writes what was counted once in ten seconds, in one statement.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use uuid::Uuid;
 const PERIOD: Duration = Duration::from_secs(10);
 /// How often old figures are deleted, in periods.
 const ERASE_EVERY: u32 = 360;
-/// How many counts this process holds at most, also while PostgreSQL cannot be reached. What comes for
-/// further subjects is counted without a subject.
+/// How many counts this process holds at most, also while PostgreSQL cannot be reached. What comes
+/// for further subjects is counted without a subject.
 const MOST: usize = 2_000;
 
 /// The counts of this process. Clones share them.

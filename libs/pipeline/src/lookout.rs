@@ -1,8 +1,8 @@
 //! The lookout: one statement asks for all workers of a process whether any of their rows is due.
 //!
 //! A worker that has nothing to do would otherwise look for itself, and a provisioner has three
-//! workers for each provider. Each statement of an idle process costs three wake-ups, in two processes
-//! and in their kernel.
+//! workers for each provider. Each statement of an idle process costs three wake-ups, in two
+//! processes and in their kernel.
 
 use std::{
     sync::{Arc, Mutex},
@@ -41,8 +41,8 @@ impl Lookout {
         lookout
     }
 
-    /// What a worker waits for, whose rows are of these kinds. The provider is empty for a worker that
-    /// has none.
+    /// What a worker waits for, whose rows are of these kinds. The provider is empty for a worker
+    /// that has none.
     pub fn watch(&self, kinds: &[WorkKind], provider: &str) -> Arc<Notify> {
         let due = Arc::new(Notify::new());
         let mut watched = lock(&self.0);

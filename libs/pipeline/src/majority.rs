@@ -30,8 +30,8 @@ use tokio::{sync::watch::Sender, time::timeout};
 
 /// The pause between two checks while NATS is up.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The pause while the one server of a system without a cluster is up. It has no majority to lose, and
-/// the client notices at once if the connection breaks.
+/// The pause while the one server of a system without a cluster is up. It has no majority to lose,
+/// and the client notices at once if the connection breaks.
 const ALONE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause while it is down, or may be. It is shorter, so that messages are used again soon.
 const DOWN_PERIOD: Duration = Duration::from_millis(250);
@@ -82,8 +82,8 @@ struct Fault {
     lasted: Duration,
 }
 
-/// Checks JetStream once a second until the connection is dropped, and a server without a cluster every
-/// five seconds. Each change is logged once, and `esim_nats_up` shows the state.
+/// Checks JetStream once a second until the connection is dropped, and a server without a cluster
+/// every five seconds. Each change is logged once, and `esim_nats_up` shows the state.
 pub(crate) async fn watch(watched: MajorityWatch) {
     let gauge = nats_up();
     let mut since: Option<Instant> = None;
@@ -143,15 +143,16 @@ pub(crate) async fn watch(watched: MajorityWatch) {
         } else {
             PERIOD
         };
-        // A connection that breaks ends the pause, so that it is checked again as soon as it is back.
+        // A connection that breaks ends the pause, so that it is checked again as soon as it is
+        // back.
         let mut breaks = watched.is_up.subscribe();
         let _ = timeout(pause, breaks.wait_for(|is_up| up && !is_up)).await;
     }
 }
 
 impl MajorityWatch {
-    /// Whether one server or several store the messages. The error is why they cannot be stored in one
-    /// of the streams. A server that was not heard from for `silence` counts as gone.
+    /// Whether one server or several store the messages. The error is why they cannot be stored in
+    /// one of the streams. A server that was not heard from for `silence` counts as gone.
     async fn state(&self, silence: Duration) -> Result<Servers, Fault> {
         let [jobs, ready] = &self.streams;
         let (jobs, ready) =

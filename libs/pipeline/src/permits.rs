@@ -13,9 +13,9 @@
 //! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
 //!   time, see [`LaneState`]. Within the limit of a lane, too, a queue holds at most half of what
 //!   it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
-//! - With [`PermitLimits::slow_attempt`], a partner has a small share until its attempts have turned out
-//!   to be quick, as `pace` notes them. All partners with slow attempts together hold at most half
-//!   of the permits, and half of those of a lane.
+//! - With [`PermitLimits::slow_attempt`], a partner has a small share until its attempts have
+//!   turned out to be quick, as `pace` notes them. All partners with slow attempts together hold at
+//!   most half of the permits, and half of those of a lane.
 //!
 //! [`crate::queues`] asks for permits on behalf of waiting tickets. A worker gets a permit together
 //! with a row. It may count the permit for another lane ([`Permit::move_to`]), and returns it by
@@ -234,8 +234,8 @@ impl Permits {
         queue_has_room && owner_has_room && lane_has_room
     }
 
-    /// Whether the pace of a partner allows it another permit. A partner whose attempts are known to
-    /// be quick has no further limit.
+    /// Whether the pace of a partner allows it another permit. A partner whose attempts are known
+    /// to be quick has no further limit.
     fn pace_allows(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize, now: Instant) -> bool {
         let Some(slow) = self.limits.slow_attempt else {
             return true;
@@ -262,8 +262,8 @@ impl Permits {
                 }
             }
         }
-        // A single permit is always possible, so that a worker with few permits serves slow partners,
-        // too.
+        // A single permit is always possible, so that a worker with few permits serves slow
+        // partners, too.
         of_slow == 0
             || (of_slow < self.limits.permits / 2
                 && (key.lane.is_empty() || of_slow_in_lane < lane_limit.div_ceil(2)))

@@ -1,8 +1,8 @@
 //! What the NATS server refuses, because the user of this process lacks a permission.
 //!
-//! A refused message is lost without an error for whoever sent it: the server only reports it on the
-//! connection. Each order would be some 10 s late for ever, and nothing else would show it. So each
-//! refusal is counted, and the pulse tells operators which ones last.
+//! A refused message is lost without an error for whoever sent it: the server only reports it on
+//! the connection. Each order would be some 10 s late for ever, and nothing else would show it. So
+//! each refusal is counted, and the pulse tells operators which ones last.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,8 @@ use crate::payload::{DEAD, JOBS, READY};
 
 /// A message that was sent this long ago, and of which no refusal came, was not refused.
 const REPORTED_WITHIN: Duration = Duration::from_secs(2);
-/// A refused subscription, and a refused request to JetStream, are tried again more often than this.
+/// A refused subscription, and a refused request to JetStream, are tried again more often than
+/// this.
 const TRIED_AGAIN: Duration = Duration::from_mins(1);
 /// The subjects whose messages [`RefusedPermissions::sent`] sees, and what they are called here.
 const SENT: [(&str, &str); 6] = [
@@ -98,7 +99,8 @@ impl RefusedPermissions {
         self.counter.add(refusals, &of);
     }
 
-    /// Notes what the server reports. Returns whether that is a refusal, and the first one of its kind.
+    /// Notes what the server reports. Returns whether that is a refusal, and the first one of its
+    /// kind.
     pub(crate) fn note(&self, report: &str) -> (bool, bool) {
         let Some((act, subject)) = read(report) else {
             return (false, true);

@@ -51,9 +51,9 @@ const MAX_JOBS: i64 = 10_000;
 /// The largest message that a stream accepts, in bytes. Ours have at most about 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
-/// The maximum number of consumers of a stream of work. There is one for each provider, or one for all notifiers.
-/// Whoever has the credentials of a stage may create others, and each takes about 50 KiB of the
-/// server.
+/// The maximum number of consumers of a stream of work. There is one for each provider, or one for
+/// all notifiers. Whoever has the credentials of a stage may create others, and each takes about 50
+/// KiB of the server.
 const MAX_CONSUMERS: i32 = 64;
 
 /// The address of NATS, and the settings of its streams.
@@ -236,8 +236,9 @@ impl Nats {
         &self.client
     }
 
-    /// Whether NATS is up: it is connected, and JetStream can store messages. If it is not, messages
-    /// to streams are dropped instead of queued, because their rows start once they are due.
+    /// Whether NATS is up: it is connected, and JetStream can store messages. If it is not,
+    /// messages to streams are dropped instead of queued, because their rows start once they are
+    /// due.
     pub fn is_up(&self) -> bool {
         *self.was_up.borrow() && self.is_connected()
     }
@@ -247,9 +248,9 @@ impl Nats {
         self.refused.lasting()
     }
 
-    /// Whether there is a connection. Reports need no more than that, because no server stores them:
-    /// one that survives alone still passes them on, and ingress still waits for the verdicts on
-    /// orders that it accepted a moment ago.
+    /// Whether there is a connection. Reports need no more than that, because no server stores
+    /// them: one that survives alone still passes them on, and ingress still waits for the verdicts
+    /// on orders that it accepted a moment ago.
     pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }

@@ -14,8 +14,8 @@
 //! claim finds work, and the others return their permits at once. But the claim of a fresh delivery
 //! writes nothing, so if its message comes twice, the second claim finds it again until its attempt
 //! is recorded. A run may also outlive its lease, and then another process may claim the same row.
-//! So a handler must not rely on being the only one that works on a row. If it needs that, its claim
-//! must ensure it, as the claim of a purchase does by recording the attempt.
+//! So a handler must not rely on being the only one that works on a row. If it needs that, its
+//! claim must ensure it, as the claim of a purchase does by recording the attempt.
 //!
 //! Guarantees:
 //!
@@ -60,8 +60,8 @@ pub use crate::{
     queues::TicketClass,
 };
 
-/// How long a worker without a lookout pauses if the last look saw all lanes and nothing was due. With one it
-/// waits for the lookout, and only gives out permits this often.
+/// How long a worker without a lookout pauses if the last look saw all lanes and nothing was due.
+/// With one it waits for the lookout, and only gives out permits this often.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
 /// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
@@ -70,8 +70,9 @@ const LOOK_BUSY: Duration = Duration::from_millis(5);
 const DRAINED_WITHIN: Duration = Duration::from_millis(500);
 /// The most due rows that one look returns.
 const LOOK_ROWS: usize = 256;
-/// How long a claim that fails is retried. After that its rows are left to a later look or sweep. Due rows
-/// whose leases the failed claim has already taken are found by no retry, and wait until the leases end.
+/// How long a claim that fails is retried. After that its rows are left to a later look or sweep.
+/// Due rows whose leases the failed claim has already taken are found by no retry, and wait until
+/// the leases end.
 const CLAIM_RETRIED_FOR: Duration = Duration::from_secs(5);
 /// The pause before a claim is retried.
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);
@@ -92,13 +93,13 @@ pub struct WorkerSettings {
     pub lane: LaneStates,
     /// The provider of the rows, for metrics; `None` if they have none.
     pub provider: Option<String>,
-    /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle worker looks
-    /// for itself.
+    /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle worker
+    /// looks for itself.
     pub due: Option<Arc<Notify>>,
 }
 
-/// Starts the loops of a worker, which run until the soft stop: one pulls messages, one looks at due
-/// work, and two claim rows that got permits.
+/// Starts the loops of a worker, which run until the soft stop: one pulls messages, one looks at
+/// due work, and two claim rows that got permits.
 pub fn start<H: Handler>(
     handler: Arc<H>,
     nats: &Nats,
@@ -354,8 +355,8 @@ impl<H: Handler> Worker<H> {
     /// Looks once at all lanes with due work, and queues tickets for what is due. If there are many
     /// lanes, that takes several looks. Returns whether any row was due.
     ///
-    /// A look that fails counts as one that found nothing, so the next one comes no sooner. One that has no
-    /// room for a single ticket returns what was found before it.
+    /// A look that fails counts as one that found nothing, so the next one comes no sooner. One
+    /// that has no room for a single ticket returns what was found before it.
     async fn look_through(&self, stop: &CancellationToken) -> bool {
         let mut any_due = false;
         let mut after = None;

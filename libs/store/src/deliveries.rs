@@ -127,10 +127,10 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Sweep
 /// they wait for a URL. Returns the number of moved deliveries.
 ///
 /// The statement locks the rows of the endpoints (`without`) and reads the URL under the lock, so
-/// that it and [`accounts::partners::endpoints::change`] cannot miss each other: either this statement sees
-/// the new URL, or the change of the URL sees the held deliveries. Then `moved` changes the
-/// deliveries to these endpoints, `done` deletes their work, and the last step inserts them into
-/// `held`.
+/// that it and [`accounts::partners::endpoints::change`] cannot miss each other: either this
+/// statement sees the new URL, or the change of the URL sees the held deliveries. Then `moved`
+/// changes the deliveries to these endpoints, `done` deletes their work, and the last step inserts
+/// them into `held`.
 pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
     let statement = sqlx::query!(
         "WITH without AS MATERIALIZED (

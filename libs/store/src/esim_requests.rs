@@ -4,8 +4,8 @@
 //! (`desk::self_service::esims`), and operators resolve parked give-backs
 //! (`desk::operator::give_backs`).
 //!
-//! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the row
-//! under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
+//! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the
+//! row under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
 //! before the provider is called. A unit that is given back is marked and its profile erased in the
 //! transaction that ends its give-back.
 //!
@@ -122,15 +122,15 @@ pub async fn due(
 }
 
 /// Claims those of the rows of `work` that are due, and leases them. While the breaker of the
-/// provider is not closed it returns nothing, except for a `probe`. A request that cannot be read is
-/// [set aside](set_aside), so that it does not keep the others from being answered.
+/// provider is not closed it returns nothing, except for a `probe`. A request that cannot be read
+/// is [set aside](set_aside), so that it does not keep the others from being answered.
 ///
 /// `free` locks the rows of `work`, and `known` what is asked, in the form that is committed now. A
 /// request that somebody is just changing is left for the next look, because waiting for it here
 /// could be a deadlock. `done` deletes the rows whose request has ended, for example because the
-/// claim of its give-back has answered the question about the use, too. A request that names another
-/// provider or partner than those of its eSIM cannot be read: this provider may know another eSIM by the
-/// same number.
+/// claim of its give-back has answered the question about the use, too. A request that names
+/// another provider or partner than those of its eSIM cannot be read: this provider may know
+/// another eSIM by the same number.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
@@ -357,7 +357,8 @@ pub struct GiveBackSettlement {
     pub again_in: Duration,
 }
 
-/// Moves a give-back by an event, and sets the time of its next look. Returns its state now, and whether the event has changed it.
+/// Moves a give-back by an event, and sets the time of its next look. Returns its state now, and
+/// whether the event has changed it.
 pub async fn settle(
     connection: &mut PgConnection,
     topup_id: &TopupId,

@@ -1,13 +1,14 @@
 //! Figures by the time of the event: how many orders were answered, bought, parked and delivered in
 //! each minute and each hour, how long that took, and how much of it failed.
 //!
-//! Nothing counts orders when somebody looks, and no order pays for it. Each process counts in memory
-//! what it does (`pipeline::figures`), and adds its counts to its own rows once in ten seconds with
-//! [`add`]. So rows of two processes never wait for each other, and what a process has counted since
-//! its last write is lost if it dies: figures show how the system does, and are no accounts.
+//! Nothing counts orders when somebody looks, and no order pays for it. Each process counts in
+//! memory what it does (`pipeline::figures`), and adds its counts to its own rows once in ten
+//! seconds with [`add`]. So rows of two processes never wait for each other, and what a process has
+//! counted since its last write is lost if it dies: figures show how the system does, and are no
+//! accounts.
 //!
-//! A minute is kept for [`MINUTES_KEPT`] and an hour for [`HOURS_KEPT`]. Each statement adds to both,
-//! so nothing has to be summed up later.
+//! A minute is kept for [`MINUTES_KEPT`] and an hour for [`HOURS_KEPT`]. Each statement adds to
+//! both, so nothing has to be summed up later.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -68,7 +69,8 @@ impl Measure {
     }
 }
 
-/// The upper limits of the buckets of a histogram, in seconds. A last bucket holds what took longer.
+/// The upper limits of the buckets of a histogram, in seconds. A last bucket holds what took
+/// longer.
 pub const BOUNDS: [f64; 15] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0,
 ];
@@ -105,8 +107,8 @@ impl Count {
         }
     }
 
-    /// Within which time this share of all ended; `None` if nothing has a duration. The limits are those
-    /// of the bucket, because where in it the events lie is not known.
+    /// Within which time this share of all ended; `None` if nothing has a duration. The limits are
+    /// those of the bucket, because where in it the events lie is not known.
     #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
     pub fn within(&self, share: f64) -> Option<Within> {
         let all: u64 = self.histogram.iter().sum();
@@ -275,8 +277,8 @@ pub async fn halves(
     Ok(halves)
 }
 
-/// What was counted of these subjects in the last hours, the one that is not over yet among them. Each
-/// hour of each subject is read by its key.
+/// What was counted of these subjects in the last hours, the one that is not over yet among them.
+/// Each hour of each subject is read by its key.
 pub async fn of_subjects(
     connection: &mut PgConnection,
     measure: Measure,

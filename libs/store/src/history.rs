@@ -185,8 +185,8 @@ pub async fn around(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Deletes at most `limit` rows about breakers and endpoints that are older than the term of attempts. Rows about
-/// an order end with the order. Returns their number.
+/// Deletes at most `limit` rows about breakers and endpoints that are older than the term of
+/// attempts. Rows about an order end with the order. Returns their number.
 pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     let statement = sqlx::query!(
         "DELETE FROM history WHERE history_id = ANY (ARRAY (

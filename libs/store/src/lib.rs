@@ -1,8 +1,9 @@
-//! What the stages write for an order: orders, placements, deliveries, their work and their history.
+//! What the stages write for an order: orders, placements, deliveries, their work and their
+//! history.
 //!
-//! Everything that was promised to a partner is in a row of the database, and so is the work that is
-//! left to do. The services (ingress, provisioner, notifier) and `esimctl` call these functions; no
-//! other crate than this one and its neighbours (see [`pg`]) holds SQL of the services.
+//! Everything that was promised to a partner is in a row of the database, and so is the work that
+//! is left to do. The services (ingress, provisioner, notifier) and `esimctl` call these functions;
+//! no other crate than this one and its neighbours (see [`pg`]) holds SQL of the services.
 //!
 //! What the functions guarantee:
 //!

@@ -1,7 +1,7 @@
 //! Orders: stored in batches, and refused or cancelled as a whole.
 //!
-//! Ingress calls these functions. [`insert`] stores orders through its group commit. [`refuse`] turns an
-//! order into a 422, [`status`] tells a repeated request whether the stored order may
+//! Ingress calls these functions. [`insert`] stores orders through its group commit. [`refuse`]
+//! turns an order into a 422, [`status`] tells a repeated request whether the stored order may
 //! still be refused, and [`cancel`] serves self-service.
 //!
 //! Guarantees: an external order id is used by at most one order of a partner that stands. An order
@@ -101,7 +101,8 @@ pub struct NewTopup {
 }
 
 impl NewTopup {
-    /// A unit of an order, of which nothing else is known. Set further fields with `..NewTopup::new(…)`.
+    /// A unit of an order, of which nothing else is known. Set further fields with
+    /// `..NewTopup::new(…)`.
     pub fn new(
         topup_id: TopupId,
         position: usize,
@@ -120,12 +121,11 @@ impl NewTopup {
 /// Stores orders with all of their parts in one statement. Returns for each order whether it was
 /// stored; it was not if its external id is taken.
 ///
-/// If each of the orders waits for a verdict, the commit returns before the disk has it, unless commits
-/// wait for a standby.
-/// Its place in the log is certain all the same, and the claim that records the attempt comes later in
-/// the log and is flushed before anything is bought. So an order whose purchase was made is never lost.
-/// An order of which nobody has claimed anything may be lost with the server, and then nobody may have
-/// been told of it, which [`Unflushed`] ensures.
+/// If each of the orders waits for a verdict, the commit returns before the disk has it, unless
+/// commits wait for a standby. Its place in the log is certain all the same, and the claim that
+/// records the attempt comes later in the log and is flushed before anything is bought. So an order
+/// whose purchase was made is never lost. An order of which nobody has claimed anything may be lost
+/// with the server, and then nobody may have been told of it, which [`Unflushed`] ensures.
 ///
 /// The orders are sorted by their unique key before they are written, so that two replicas that
 /// store the same keys wait for each other instead of deadlocking.
@@ -291,8 +291,8 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
     (placements, topups)
 }
 
-/// Whether an order is stored and survives a crash of the server from now on. It may be gone although
-/// [`insert`] has stored it: the server has crashed before the order was flushed.
+/// Whether an order is stored and survives a crash of the server from now on. It may be gone
+/// although [`insert`] has stored it: the server has crashed before the order was flushed.
 pub async fn flush_order(connection: &mut PgConnection, order_id: OrderId) -> Result<bool> {
     let stored = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM orders WHERE order_id = $1) AS "exists!""#,
@@ -365,20 +365,20 @@ pub async fn status(
 }
 
 /// Refuses an order for ingress, which then answers with 422. Applies
-/// [`domain::placement::PlacementEvent::Refuse`] to all placements of the order at once, judged by their
-/// stored states: an attempt of at least one has ended, none is bought, and no attempt is open.
-/// Either all placements move and the order is refused, or nothing changes and the result is `None`: a
-/// placement is bought or may be, none was attempted, or the order is gone or too late. Who gets `None`
-/// may still send no 201 without [`flush_order`], which fails for an order that is gone, and the
-/// connection sends none after `answer_by`.
+/// [`domain::placement::PlacementEvent::Refuse`] to all placements of the order at once, judged by
+/// their stored states: an attempt of at least one has ended, none is bought, and no attempt is
+/// open. Either all placements move and the order is refused, or nothing changes and the result is
+/// `None`: a placement is bought or may be, none was attempted, or the order is gone or too late.
+/// Who gets `None` may still send no 201 without [`flush_order`], which fails for an order that is
+/// gone, and the connection sends none after `answer_by`.
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
 ) -> Result<Option<Vec<PlacementRefusal>>> {
     transaction!(connection, "orders::refuse", |transaction| {
         // The order is locked before its placements are judged. `status` takes the same lock, so it
-        // waits for a refusal that is under way and sees its result. The deadline is compared with the
-        // current time, because `now()` would be the start of the transaction.
+        // waits for a refusal that is under way and sees its result. The deadline is compared with
+        // the current time, because `now()` would be the start of the transaction.
         let query = sqlx::query_scalar!(
             "SELECT order_id FROM orders
          WHERE order_id = $1 AND answering IS NOT NULL AND refused_at IS NULL AND answer_by > clock_timestamp()
@@ -407,10 +407,10 @@ struct RefusedPlacement {
     refusal: PlacementRefusal,
 }
 
-/// Refuses or cancels a locked order: moves all of its placements to `refused` and returns them, fails
-/// its units, and marks the order. If one is bought or may be bought, it changes nothing and returns
-/// none. The function `refuse_order` does this (its text is in `libs/pg/schema.sql`), because ingress has
-/// no privilege to do any of it itself.
+/// Refuses or cancels a locked order: moves all of its placements to `refused` and returns them,
+/// fails its units, and marks the order. If one is bought or may be bought, it changes nothing and
+/// returns none. The function `refuse_order` does this (its text is in `libs/pg/schema.sql`),
+/// because ingress has no privilege to do any of it itself.
 async fn refuse_or_cancel(
     transaction: &mut Transaction<'_>,
     order_id: OrderId,

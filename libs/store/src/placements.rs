@@ -80,8 +80,8 @@ pub async fn defer(
     let ids = uuids(placements);
     retry_conflicts!(async {
         // `deferred` inserts the work. The ids are sorted, so that two processes that defer the
-        // same placements wait for each other instead of deadlocking. The rest reads who may wait for
-        // a verdict.
+        // same placements wait for each other instead of deadlocking. The rest reads who may wait
+        // for a verdict.
         let query = sqlx::query!(
             r#"WITH deferred AS (
                    INSERT INTO work (id, kind, provider, lane, partner_id, at)

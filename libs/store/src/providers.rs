@@ -77,8 +77,8 @@ pub struct ProviderBreaker {
 }
 
 impl ProviderBreaker {
-    /// Whether it is open because commits were lost. Then it stays open until an operator closes it,
-    /// after `esimctl recover`.
+    /// Whether it is open because commits were lost. Then it stays open until an operator closes
+    /// it, after `esimctl recover`.
     pub fn lost_commits(&self) -> bool {
         self.open_until.is_some_and(|until| until.year() == 9999)
     }
@@ -175,8 +175,8 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>>
 
 /// Opens the breaker because calls failed that began at this version. Each time in a row it stays
 /// open for twice as long, up to a limit. The caller counts the calls and decides when the provider
-/// as a whole fails, and says whether it has denied our account. Returns `None` if the version has changed; then the failed calls say nothing
-/// about the current state.
+/// as a whole fails, and says whether it has denied our account. Returns `None` if the version has
+/// changed; then the failed calls say nothing about the current state.
 pub async fn failed(
     connection: &mut PgConnection,
     name: &str,
@@ -246,9 +246,9 @@ pub async fn responded(
     Ok(closed.fetch_optional(connection).await?)
 }
 
-/// Lets one probe through a breaker whose open time has passed, if a placement of the provider, or a
-/// request about a delivered eSIM, is due. The breaker is then open for `lease`, so no other process gets a probe during that time.
-/// The calls of the probe begin at the returned version.
+/// Lets one probe through a breaker whose open time has passed, if a placement of the provider, or
+/// a request about a delivered eSIM, is due. The breaker is then open for `lease`, so no other
+/// process gets a probe during that time. The calls of the probe begin at the returned version.
 pub async fn probe(
     connection: &mut PgConnection,
     name: &str,
@@ -351,8 +351,8 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
-/// Handles a callback of the provider that names a purchase by our id. Like [`hint`], it only brings
-/// forward a collect that would happen anyway, and at most one per second.
+/// Handles a callback of the provider that names a purchase by our id. Like [`hint`], it only
+/// brings forward a collect that would happen anyway, and at most one per second.
 pub async fn hint_placement(
     connection: &mut PgConnection,
     provider: &str,
@@ -400,9 +400,9 @@ pub async fn share_of_rate(
         )
         .fetch_optional(&mut **transaction)
         .await?;
-        // `others` counts the other replicas and adds up their shares. `ended` deletes replicas that
-        // have not renewed theirs. The new share is an equal part of the limit, but never more than
-        // what the others leave.
+        // `others` counts the other replicas and adds up their shares. `ended` deletes replicas
+        // that have not renewed theirs. The new share is an equal part of the limit, but never more
+        // than what the others leave.
         let query = sqlx::query_scalar!(
             r#"WITH others AS (
                SELECT count(*) AS replicas, coalesce(sum(share), 0) AS leased FROM provider_replicas
@@ -474,8 +474,8 @@ pub struct ProviderBacklog {
 }
 
 /// Reads the backlogs of the `served` providers, of all that were ever served, and of all in the
-/// catalogue, also as alternatives, so that work of a provider that no provisioner serves is visible,
-/// too. All counts are made by an index and bounded.
+/// catalogue, also as alternatives, so that work of a provider that no provisioner serves is
+/// visible, too. All counts are made by an index and bounded.
 pub async fn backlogs(
     connection: &mut PgConnection,
     served: &[String],

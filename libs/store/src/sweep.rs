@@ -8,8 +8,8 @@
 //! nothing. To leave out a sweep is always safe: the next one reads a longer range.
 //!
 //! Guarantee: no row is missed, even if the transaction that created it commits very late.
-//! [`SweptRange`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
-//! with the statement of their stage.
+//! [`SweptRange`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use
+//! it with the statement of their stage.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ const STRETCH: f64 = 10.0;
 /// still writes, and so costs a flush, which an idle system need not pay each second.
 pub(crate) const UNSWEPT: f64 = 5.0;
 
-/// Whether a sweep of this table may find a row that is older than its first lease, or has to note how
-/// far it has come because of [`UNSWEPT`]. The row of a table in `walks` has the table's name.
+/// Whether a sweep of this table may find a row that is older than its first lease, or has to note
+/// how far it has come because of [`UNSWEPT`]. The row of a table in `walks` has the table's name.
 macro_rules! may_sweep {
     ($connection:expr, $lag:expr, $table:literal) => {{
         let query = sqlx::query_scalar!(
@@ -51,8 +51,8 @@ pub struct SweepResult {
     pub more: bool,
 }
 
-/// The time range of one sweep. Its transaction holds the lock of the stage's row in `walks`, so one
-/// process sweeps at a time.
+/// The time range of one sweep. Its transaction holds the lock of the stage's row in `walks`, so
+/// one process sweeps at a time.
 ///
 /// The difficulty is that rows do not appear in the order of `created_at`, which is the start of
 /// their transaction. A transaction that takes long may insert a row whose time the sweep has

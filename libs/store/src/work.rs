@@ -53,10 +53,11 @@ pub enum WorkKind {
     GiveBack,
     /// Send a webhook.
     Deliver,
-    /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention does
-    /// so in batches.
+    /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention
+    /// does so in batches.
     Erase,
-    /// Make the deliveries due that wait for an endpoint whose URL is new. The id is the endpoint's.
+    /// Make the deliveries due that wait for an endpoint whose URL is new. The id is the
+    /// endpoint's.
     Moved,
     /// Do the next batch of a resend, whose id the row has.
     Resend,
@@ -179,8 +180,8 @@ macro_rules! look {
             i64::try_from(look.rows_per_queue).unwrap_or(i64::MAX),
         );
         let rows = query.fetch_all($connection).await?;
-        // If the walk stopped at the last pair that `limit` allows, there may be further pairs after
-        // it, and the next look begins there.
+        // If the walk stopped at the last pair that `limit` allows, there may be further pairs
+        // after it, and the next look begins there.
         let last = rows.iter().find(|row| row.nth >= limit);
         let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
         let due = rows.into_iter().filter_map(|row| {

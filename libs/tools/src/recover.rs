@@ -101,9 +101,9 @@ fn held_by(holder: Option<&BlockingSession>) -> String {
 /// attempt that is recorded now. So each one is looked up before anything is bought, and the
 /// settling delay starts now.
 ///
-/// An `accepted` placement moves by [`domain::placement::PlacementEvent::Claim`], but nothing is sent for
-/// it. `park_unanswered` parks the placements of orders that may have been answered with 422 after
-/// the dump, so that an operator can decide about them.
+/// An `accepted` placement moves by [`domain::placement::PlacementEvent::Claim`], but nothing is
+/// sent for it. `park_unanswered` parks the placements of orders that may have been answered with
+/// 422 after the dump, so that an operator can decide about them.
 ///
 /// The function can be repeated; a second run only restarts the settling delay. It fails while
 /// provisioners are connected. One that connects in the meantime cannot claim anything before the
@@ -138,8 +138,8 @@ async fn ask_first(
     mode: Mode<'_>,
 ) -> Result<RecoveryCounts, NotRecovered> {
     no_provisioner(transaction).await?;
-    // What was lost before this timeline is dealt with here, so stages that start afterwards must not
-    // open the breakers because of it.
+    // What was lost before this timeline is dealt with here, so stages that start afterwards must
+    // not open the breakers because of it.
     let dealt_with = sqlx::query!(
         "INSERT INTO commit_losses (timeline, told)
          SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint, 'esimctl recover'
@@ -155,8 +155,8 @@ async fn ask_first(
     //
     // - `open` locks all unfinished placements. An order counts as unanswered if its deadline was
     //   later than the newest order of the dump, which is about the time of the dump. A placement
-    //   with alternatives may have gone to another provider after the dump, and a look-up at the one
-    //   that the dump names would not find it. So an operator has to look at all of them. The
+    //   with alternatives may have gone to another provider after the dump, and a look-up at the
+    //   one that the dump names would not find it. So an operator has to look at all of them. The
     //   alternatives stay in the row, so that the operator can name the one that has the purchase;
     //   nothing leads from `parked` to another attempt without clearing them.
     // - `moved` moves them to `placing`, or to `parked`. An `accepted` one gets the number of a new
@@ -239,8 +239,8 @@ async fn ask_first(
     })
 }
 
-/// What is recorded of a recovery that moved so many placements, of which these were `accepted` and these are
-/// `parked`.
+/// What is recorded of a recovery that moved so many placements, of which these were `accepted` and
+/// these are `parked`.
 fn changed(moved: usize, accepted: usize, parked: usize) -> ActionChange {
     ActionChange::between(
         json!({ "accepted": accepted, "placing": moved - accepted }),

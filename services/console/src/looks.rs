@@ -1,7 +1,7 @@
 //! What the overview, the navigation and the pages of providers show of the whole system.
 //!
-//! It is read once for all viewers and kept for some seconds, so that many open pages cost the database
-//! no more than one.
+//! It is read once for all viewers and kept for some seconds, so that many open pages cost the
+//! database no more than one.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use crate::pages::acts::partner_of;
 
-/// How long a look is shown before the next one is taken. A dead stage has to be named within 15 s, of
-/// which its silence takes ten.
+/// How long a look is shown before the next one is taken. A dead stage has to be named within 15 s,
+/// of which its silence takes ten.
 const FRESH: Duration = Duration::from_secs(2);
 /// The same for the count in the navigation, which every page has.
 const COUNTED: Duration = Duration::from_secs(15);
@@ -140,7 +140,8 @@ pub(crate) struct SharedSnapshots {
     providers: Mutex<Option<(Instant, Arc<ByProvider>)>>,
     /// How many things need a person; [`UNKNOWN`] before the first look.
     needs: AtomicU64,
-    /// How many acts this console has carried out. What they have changed is not in a look from before.
+    /// How many acts this console has carried out. What they have changed is not in a look from
+    /// before.
     acts: AtomicU64,
 }
 
@@ -159,14 +160,14 @@ impl Default for SharedSnapshots {
 }
 
 impl SharedSnapshots {
-    /// Notes that an act may have changed something, so that the next page does not show what was before
-    /// it.
+    /// Notes that an act may have changed something, so that the next page does not show what was
+    /// before it.
     pub(crate) fn acted(&self) {
         self.acts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The newest look and the one that it is compared with. It is taken again if it is not fresh any
-    /// more, or if somebody has acted since; viewers that ask meanwhile wait for the same one.
+    /// The newest look and the one that it is compared with. It is taken again if it is not fresh
+    /// any more, or if somebody has acted since; viewers that ask meanwhile wait for the same one.
     pub(crate) async fn look(
         &self,
         database: &Database,
@@ -201,8 +202,8 @@ impl SharedSnapshots {
         Ok((newest, looks.earlier.clone()))
     }
 
-    /// Brings the count of the navigation up to date, if that is quick. A page shows an older count, or
-    /// none, rather than wait.
+    /// Brings the count of the navigation up to date, if that is quick. A page shows an older
+    /// count, or none, rather than wait.
     pub(crate) async fn note_needs(&self, database: &Database) {
         let noted = tokio::time::timeout(PATIENCE, self.within(database, COUNTED));
         if let Ok(Err(error)) = noted.await {

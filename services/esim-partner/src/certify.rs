@@ -4,8 +4,8 @@
 //! unordered webhooks, which it must acknowledge with a 2xx, and forged, changed and stale ones,
 //! which it must refuse. A failed check comes with a remedy, so that a developer can fix the
 //! endpoint without asking us. A fault that makes many checks fail is named once: the others are
-//! then not judged ([`CheckVerdict::NotJudged`]). The names of the checks are stable, because scripts
-//! read them from `--json`.
+//! then not judged ([`CheckVerdict::NotJudged`]). The names of the checks are stable, because
+//! scripts read them from `--json`.
 //!
 //! The webhooks are made and signed here, so the endpoint needs to know nothing but the webhook
 //! secret, and nothing is ordered. Their made-up topup ids begin with `20000101`, their event ids
@@ -114,8 +114,8 @@ impl Endpoint {
         self.note(texts, passed, answer.summary());
     }
 
-    /// Notes a check of valid webhooks, which passes if all of them were acknowledged. They are sent
-    /// only if the check says something new.
+    /// Notes a check of valid webhooks, which passes if all of them were acknowledged. They are
+    /// sent only if the check says something new.
     async fn all(&mut self, texts: Texts, answers: impl Future<Output = Vec<EndpointAnswer>>) {
         if let Some(reason) = self.refuses_valid {
             return self.skip(texts, reason);

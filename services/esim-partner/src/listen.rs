@@ -5,11 +5,12 @@
 //! forwards each webhook once and does not retry, because the developer who watches can send it
 //! again. `redeliver --forward-to` signs one webhook here, with the account's own secret. Neither
 //! changes anything at the service: the account's deliveries go on as if nobody listened. Only ids,
-//! statuses and times are printed, never activation codes, and of the endpoint's URL neither the password
-//! nor the query.
+//! statuses and times are printed, never activation codes, and of the endpoint's URL neither the
+//! password nor the query.
 //!
-//! A webhook without an id of the right form is not forwarded, and of its headers only those of webhooks
-//! ([`FORWARDED`]): another server than ours must not choose what this machine sends to the endpoint.
+//! A webhook without an id of the right form is not forwarded, and of its headers only those of
+//! webhooks ([`FORWARDED`]): another server than ours must not choose what this machine sends to
+//! the endpoint.
 
 use std::{
     collections::BTreeMap,
@@ -53,7 +54,8 @@ pub(crate) struct Listen {
     /// The endpoint that gets the webhooks, such as `http://localhost:3000/hook`
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     forward_to: Url,
-    /// Also forward the webhooks of eSIMs that became ready, and the events, within this time, such as `10m`
+    /// Also forward the webhooks of eSIMs that became ready, and the events, within this time, such
+    /// as `10m`
     ///
     /// Without it only webhooks from now on are forwarded.
     #[arg(long, value_parser = runtime::config::positive_duration)]

@@ -6,8 +6,9 @@
 //! account does not use up its own rate limit. Consequently an old order is no longer followed, and
 //! an attempt may be printed some rounds late.
 //!
-//! A line begins with the time of what it tells. Where the API does not say the time, it is the time at which the
-//! change was seen, and if that was the first look, the line says that it happened before.
+//! A line begins with the time of what it tells. Where the API does not say the time, it is the
+//! time at which the change was seen, and if that was the first look, the line says that it
+//! happened before.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -361,8 +362,8 @@ async fn look(
     Ok(())
 }
 
-/// An attempt as a line. A receiver may answer with the webhook that it got, and the line may be kept in a log, so an
-/// answer with the activation code of the eSIM is left out.
+/// An attempt as a line. A receiver may answer with the webhook that it got, and the line may be
+/// kept in a log, so an answer with the activation code of the eSIM is left out.
 fn line_of(topup_id: &TopupId, attempt: &Attempt, code: Option<&str>) -> String {
     let number = attempt.attempt;
     let outcome = &attempt.outcome;

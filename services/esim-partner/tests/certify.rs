@@ -1,7 +1,7 @@
 //! `certify` passes a correct receiver, and names what is wrong with each broken one.
 //!
-//! A broken receiver is the correct one with some parts replaced, so that each mistake that partners
-//! make fails the checks that are meant for it.
+//! A broken receiver is the correct one with some parts replaced, so that each mistake that
+//! partners make fails the checks that are meant for it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

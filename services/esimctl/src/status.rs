@@ -1,6 +1,7 @@
-//! `esimctl status` and `esimctl attention`: two views of one report ([`desk::operator::health`]), which
-//! the console's first pages and `esimctl doctor` render, too. `attention` says what is wrong, and its
-//! exit status says whether somebody is needed; `status` adds the stages, what waits, and figures.
+//! `esimctl status` and `esimctl attention`: two views of one report ([`desk::operator::health`]),
+//! which the console's first pages and `esimctl doctor` render, too. `attention` says what is
+//! wrong, and its exit status says whether somebody is needed; `status` adds the stages, what
+//! waits, and figures.
 
 use std::time::Duration;
 
@@ -73,7 +74,8 @@ const NOW: i32 = 10;
 
 #[derive(Args, Clone, Debug)]
 pub struct Attention {
-    /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come first
+    /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come
+    /// first
     #[arg(long, default_value_t = MOST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
 }
@@ -118,8 +120,8 @@ fn findings(report: &HealthReport, width: Option<usize>) -> String {
     text.join("\n\n")
 }
 
-/// One finding, each part of it on lines of its own that fit the terminal. Commands are not wrapped,
-/// so that they can be copied.
+/// One finding, each part of it on lines of its own that fit the terminal. Commands are not
+/// wrapped, so that they can be copied.
 fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> String {
     let state = match (told.needs_person, told.severity) {
         (false, _) => "mends  ",
@@ -149,8 +151,8 @@ fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> Strin
     lines.join("\n")
 }
 
-/// The text after a label, broken between words where it would not fit. A word that is too long, such as
-/// an id, stays whole.
+/// The text after a label, broken between words where it would not fit. A word that is too long,
+/// such as an id, stays whole.
 fn wrapped(label: &str, text: &str, width: Option<usize>) -> String {
     const INDENT: usize = 9;
     let text = printable(text);

@@ -1,10 +1,11 @@
-//! The work of the notifier that moves rows in batches and calls nobody: it makes deliveries due that
-//! waited for a URL, works off resends, and makes the events and notices about keys that end soon.
+//! The work of the notifier that moves rows in batches and calls nobody: it makes deliveries due
+//! that waited for a URL, works off resends, and makes the events and notices about keys that end
+//! soon.
 //!
-//! Each is a row of `work`, which a worker of [`pipeline::worker`] runs like a delivery. This worker
-//! has permits of its own, so that it holds up no delivery, and each kind has a lane of its own with
-//! permits of its own, so that a long resend holds up no move. Each run of a move or a resend does
-//! one batch and makes the row due again, so partners take turns.
+//! Each is a row of `work`, which a worker of [`pipeline::worker`] runs like a delivery. This
+//! worker has permits of its own, so that it holds up no delivery, and each kind has a lane of its
+//! own with permits of its own, so that a long resend holds up no move. Each run of a move or a
+//! resend does one batch and makes the row due again, so partners take turns.
 //!
 //! Guarantee: a batch that fails, or whose process dies, is done again when the lease of its row
 //! ends. A batch of a resend is never done twice, because its position commits with it. The others
@@ -73,8 +74,8 @@ impl Pauses {
     /// The next pause of a row that can do nothing.
     fn longer(&self, id: Uuid) -> Duration {
         let mut pauses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Rows that another process has ended are never forgotten one by one. Forgetting all of them
-        // only makes some pauses short again.
+        // Rows that another process has ended are never forgotten one by one. Forgetting all of
+        // them only makes some pauses short again.
         if pauses.len() >= REMEMBERED {
             pauses.clear();
         }

@@ -6,9 +6,9 @@
 //! records without content, could keep a processor busy until the deadline and delay all other
 //! webhooks. For this, the connection counts the bytes below TLS and begins anew with each request.
 //!
-//! No request begins on a connection that is older than [`OLDEST`], so that a partner that moves its
-//! host to another address gets its webhooks there: a connection is bound to the address that the
-//! name had when it was made, and a busy one would otherwise never end.
+//! No request begins on a connection that is older than [`OLDEST`], so that a partner that moves
+//! its host to another address gets its webhooks there: a connection is bound to the address that
+//! the name had when it was made, and a busy one would otherwise never end.
 
 use std::{
     io,
@@ -281,9 +281,9 @@ impl Connection for CountedStream {
     }
 }
 
-/// Makes connections to endpoints within `timeout`, with TLS if the URL asks for it. The deadline of
-/// the request does not suffice, because the client may go on connecting when a request has ended or
-/// has got another connection.
+/// Makes connections to endpoints within `timeout`, with TLS if the URL asks for it. The deadline
+/// of the request does not suffice, because the client may go on connecting when a request has
+/// ended or has got another connection.
 #[derive(Clone)]
 pub struct EndpointConnector {
     https: HttpsConnector<CountingConnector>,

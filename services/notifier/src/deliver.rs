@@ -1,4 +1,5 @@
-//! What the notifier does with deliveries: it claims them, attempts each once, and records the results.
+//! What the notifier does with deliveries: it claims them, attempts each once, and records the
+//! results.
 //!
 //! The worker of [`pipeline::worker`] calls it with claimed deliveries. One run is one attempt: the
 //! webhook is signed with the current time and sent, and the result is recorded by group commit
@@ -213,9 +214,9 @@ impl Handler for Deliver {
     ) -> anyhow::Result<Vec<(DeliveryId, ClaimedDelivery)>> {
         let lease = lease(self.settings.timeout);
         let claimed = match class {
-            // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
-            // lease, in which no other process looks for it. An older one is left to the sweep,
-            // which gives it due work when its first lease ends.
+            // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its
+            // first lease, in which no other process looks for it. An older one is left to the
+            // sweep, which gives it due work when its first lease ends.
             TicketClass::Fresh => {
                 let younger_than = FIRST_LEASE.saturating_sub(lease);
                 let claiming = async |connection: &mut PgConnection| {
@@ -321,8 +322,8 @@ impl Deliver {
     }
 
     /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
-    /// once a profile is erased, and that a [test](is_test) is never retried. `attempts_of_schedule`
-    /// is the number of attempts before this one.
+    /// once a profile is erased, and that a [test](is_test) is never retried.
+    /// `attempts_of_schedule` is the number of attempts before this one.
     fn next_step(
         &self,
         delivery: &ClaimedDelivery,
@@ -454,9 +455,9 @@ impl Deliver {
         })
     }
 
-    /// The content as it is sent. The code of a test, and that which verifies a channel for notices,
-    /// are made here, anew for each attempt. Of the latter only the digest is stored, before the code
-    /// leaves. So no database and no other process ever holds a code.
+    /// The content as it is sent. The code of a test, and that which verifies a channel for
+    /// notices, are made here, anew for each attempt. Of the latter only the digest is stored,
+    /// before the code leaves. So no database and no other process ever holds a code.
     async fn content<'a>(
         &self,
         delivery: &'a ClaimedDelivery,

@@ -56,8 +56,8 @@ pub struct EndpointCache(Mutex<Cache>);
 #[derive(Default)]
 struct Cache {
     endpoints: HashMap<EndpointId, Known>,
-    /// The configuration version at which the endpoints were read; see [`EndpointCache::learn`] for when it
-    /// goes back.
+    /// The configuration version at which the endpoints were read; see [`EndpointCache::learn`] for
+    /// when it goes back.
     configuration_version: Option<i64>,
 }
 
@@ -71,8 +71,8 @@ struct Known {
 }
 
 impl Cache {
-    /// The entry of an endpoint with this target. If it had another one, the partner has changed the
-    /// endpoint, and what was made from the old one is forgotten.
+    /// The entry of an endpoint with this target. If it had another one, the partner has changed
+    /// the endpoint, and what was made from the old one is forgotten.
     fn with(&mut self, id: EndpointId, target: &Arc<DeliveryTarget>) -> &mut Known {
         if self.endpoints.len() >= KEPT {
             self.endpoints.clear();
@@ -104,8 +104,8 @@ impl EndpointCache {
     pub fn learn(&self, targets: Vec<(EndpointId, Arc<DeliveryTarget>, Validity)>) {
         let mut cache = lock(&self.0);
         for (id, target, validity) in targets {
-            // An older version comes from the slower one of two claims, or means that the database was
-            // restored, whose numbers come again.
+            // An older version comes from the slower one of two claims, or means that the database
+            // was restored, whose numbers come again.
             if cache.configuration_version > Some(validity.configuration_version) {
                 cache.endpoints.clear();
             }
@@ -119,8 +119,8 @@ impl EndpointCache {
         lock(&self.0).configuration_version
     }
 
-    /// The target of an endpoint at this configuration version, if it is known and none of its secrets
-    /// has ended by `now`, the time of the database.
+    /// The target of an endpoint at this configuration version, if it is known and none of its
+    /// secrets has ended by `now`, the time of the database.
     pub fn known(
         &self,
         id: EndpointId,
@@ -153,7 +153,8 @@ impl EndpointCache {
             secrets: target.secrets.iter().map(open).collect(),
             headers: headers(delivery, vault),
         });
-        // An older delivery may replace what a later claim has read. Then the next claim reads it again.
+        // An older delivery may replace what a later claim has read. Then the next claim reads it
+        // again.
         lock(&self.0).with(key.id, target).prepared = Some(Arc::clone(&endpoint));
         Some(endpoint)
     }

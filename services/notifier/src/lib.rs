@@ -93,19 +93,19 @@ use crate::{
 const HEAD_MAX: usize = 64 * 1024;
 /// Time from which an endpoint that takes this long to respond counts as slow. A slow endpoint, and
 /// one that has not responded yet, gets at most 8 requests at once, or `DELIVERY_CONCURRENCY` / 64
-/// if that is more. All slow endpoints together get at most half of `DELIVERY_CONCURRENCY`, and half
-/// of `host_concurrency` at one host. So many slow endpoints do not delay the webhooks of the
+/// if that is more. All slow endpoints together get at most half of `DELIVERY_CONCURRENCY`, and
+/// half of `host_concurrency` at one host. So many slow endpoints do not delay the webhooks of the
 /// others. One response that comes sooner gives an endpoint its whole share.
 const ENDPOINT_SLOW: Duration = Duration::from_secs(3);
-/// Time between the event `key.expiring` and the end of the old keys or secret it announces. After a
-/// rotation the old keys, or the old webhook secret, stay valid for a while. Partners that asked for
-/// this event get it this long before that while ends. So if they forgot to change over, they notice
-/// it before their requests are refused.
+/// Time between the event `key.expiring` and the end of the old keys or secret it announces. After
+/// a rotation the old keys, or the old webhook secret, stay valid for a while. Partners that asked
+/// for this event get it this long before that while ends. So if they forgot to change over, they
+/// notice it before their requests are refused.
 const KEY_EXPIRING_NOTICE: Duration = Duration::from_hours(6);
-/// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner with
-/// a verified channel for notices is told when an endpoint fails, is blocked, recovers, or when the
-/// retries of a webhook have ended. Further notices are left out, so that an endpoint that fails and
-/// recovers again and again does not flood people with mails.
+/// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner
+/// with a verified channel for notices is told when an endpoint fails, is blocked, recovers, or
+/// when the retries of a webhook have ended. Further notices are left out, so that an endpoint that
+/// fails and recovers again and again does not flood people with mails.
 const NOTICES_PER_DAY: u32 = 50;
 /// The durable consumer that all notifiers share.
 const CONSUMER: &str = "notifier";
@@ -128,8 +128,8 @@ const _: () = assert!(
         <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// The upper limit of `endpoint_block_longest`, so that an endpoint that works again is noticed within
-/// a day.
+/// The upper limit of `endpoint_block_longest`, so that an endpoint that works again is noticed
+/// within a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
 /// Sends ready eSIMs to partners by webhook
@@ -200,10 +200,10 @@ pub struct Config {
     /// within minutes, and its partner can have it tested at once. Only tests set it.
     #[arg(long, hide = true, default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
-    /// Maximum number of webhooks of one endpoint that are due while a resend makes more of them due.
-    /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
-    /// batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not wait
-    /// behind them. A quick endpoint takes 200 in less than a second. Only tests set it.
+    /// Maximum number of webhooks of one endpoint that are due while a resend makes more of them
+    /// due. A partner can ask for thousands of webhooks to be sent again at once. They become due
+    /// in batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not
+    /// wait behind them. A quick endpoint takes 200 in less than a second. Only tests set it.
     #[arg(
         long,
         hide = true,

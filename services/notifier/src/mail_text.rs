@@ -1,8 +1,9 @@
-//! What the mail about a notice says. The same facts are in the body of a notice that goes to a URL.
+//! What the mail about a notice says. The same facts are in the body of a notice that goes to a
+//! URL.
 //!
 //! Guarantee: a mail holds nothing that the partner could choose freely except the host of its own
-//! endpoint, and the mail that verifies an address not even that. So nobody can use us to send texts
-//! of their own to strangers.
+//! endpoint, and the mail that verifies an address not even that. So nobody can use us to send
+//! texts of their own to strangers.
 
 use std::fmt::Write;
 

@@ -62,7 +62,8 @@ pub(crate) struct ReceiverResponse {
     pub(crate) response: EndpointResponse,
     /// The beginning of the body.
     pub(crate) beginning: Vec<u8>,
-    /// Whether it returned the code of a test, which proves that the partner reads at this endpoint.
+    /// Whether it returned the code of a test, which proves that the partner reads at this
+    /// endpoint.
     pub(crate) proves: bool,
 }
 

@@ -43,7 +43,8 @@ const BODY_WAIT: Duration = Duration::from_secs(1);
 
 /// Makes the headers of one attempt at the Unix time `timestamp`. `own` are those that the partner
 /// has set for its endpoint, which never replace one of ours. The headers hold a Standard Webhooks
-/// signature by each of the `signers`. `kind` is the kind of an event; `None` for the specified webhook.
+/// signature by each of the `signers`. `kind` is the kind of an event; `None` for the specified
+/// webhook.
 pub fn headers(
     own: &HeaderMap,
     id: &WebhookId,

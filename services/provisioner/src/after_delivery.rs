@@ -1,8 +1,8 @@
 //! Answers what partners ask about delivered eSIMs, and gives eSIMs back.
 //!
-//! Ingress stores the request, because only this service holds the credentials of providers. It is a
-//! row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`] runs
-//! like any other. Each row costs one call that asks the provider what became of the eSIM. Its
+//! Ingress stores the request, because only this service holds the credentials of providers. It is
+//! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
+//! runs like any other. Each row costs one call that asks the provider what became of the eSIM. Its
 //! response serves the question about the data use, and decides whether the eSIM can be given back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
@@ -11,10 +11,10 @@
 //! shows the outcome; after `PARK_AFTER` without one the give-back is parked for an operator.
 //!
 //! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
-//! with a process costs one more look. These calls never open the breaker, so that a failing look at
-//! eSIMs stops no purchase. While the breaker is not closed they wait, as purchases do. A look may be
-//! the probe of a half-open breaker if no placement is due, because the requests would wait for ever
-//! otherwise.
+//! with a process costs one more look. These calls never open the breaker, so that a failing look
+//! at eSIMs stops no purchase. While the breaker is not closed they wait, as purchases do. A look
+//! may be the probe of a half-open breaker if no placement is due, because the requests would wait
+//! for ever otherwise.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,8 +46,8 @@ const AGAIN_MOST: Duration = Duration::from_mins(5);
 /// Why a request is set aside whose eSIM no call can name.
 const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
-/// What the worker of a provider does that answers requests about delivered eSIMs. It has permits of its own, so
-/// that it holds up no purchase and no purchase holds it up.
+/// What the worker of a provider does that answers requests about delivered eSIMs. It has permits
+/// of its own, so that it holds up no purchase and no purchase holds it up.
 pub struct EsimRequestHandler {
     pub context: Arc<ProviderContext>,
 }

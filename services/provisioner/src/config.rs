@@ -50,9 +50,10 @@ pub struct Config {
     /// A purchase counts until the first request for its profiles has ended. Further purchases
     /// wait. Look-ups have half as many places of their own, so that they and purchases cannot hold
     /// each other up: a look-up asks the provider whether it has a purchase, and further requests
-    /// for the profiles of a purchase count as look-ups. The orders of one partner for one option use at most half of this number, so that one
-    /// busy partner cannot block everybody. If `PROVIDER_RATE` is set, the number is at most five
-    /// times that rate, so that no call waits longer than 5 s for its turn.
+    /// for the profiles of a purchase count as look-ups. The orders of one partner for one option
+    /// use at most half of this number, so that one busy partner cannot block everybody. If
+    /// `PROVIDER_RATE` is set, the number is at most five times that rate, so that no call waits
+    /// longer than 5 s for its turn.
     #[arg(
         long,
         env = "PROVIDER_CONCURRENCY",
@@ -117,17 +118,18 @@ pub struct Config {
     pub provider_rate: u32,
 
     /// Consecutive failed calls after which a provider's breaker opens. While the breaker is open,
-    /// nothing new is sent to the provider. Placements wait and use up no attempts. Calls that could
-    /// not be sent always count. Calls that failed in another way open the breaker only if most of
-    /// the options that are being bought fail, because a single bad option is held back by a limit
-    /// of its own. A denied call (401, 403) opens the breaker at once. Ten in a row are no accident,
-    /// and an open breaker delays orders by little, so nobody needs another number. Only tests set it.
+    /// nothing new is sent to the provider. Placements wait and use up no attempts. Calls that
+    /// could not be sent always count. Calls that failed in another way open the breaker only if
+    /// most of the options that are being bought fail, because a single bad option is held back by
+    /// a limit of its own. A denied call (401, 403) opens the breaker at once. Ten in a row are no
+    /// accident, and an open breaker delays orders by little, so nobody needs another number. Only
+    /// tests set it.
     #[arg(long, hide = true, default_value_t = 10)]
     pub breaker_failures: u32,
 
-    /// Longest time that a breaker stays open before the next probe. The first time is a sixth of it,
-    /// and it doubles with each failed probe, which is one call. A breaker that an operator has opened
-    /// stays open for as long as the operator asked for. Only tests set it.
+    /// Longest time that a breaker stays open before the next probe. The first time is a sixth of
+    /// it, and it doubles with each failed probe, which is one call. A breaker that an operator has
+    /// opened stays open for as long as the operator asked for. Only tests set it.
     #[arg(
         long,
         hide = true,

@@ -67,8 +67,8 @@ use crate::{
     start::Parts,
 };
 
-/// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four times as
-/// many connections are open, and further ones are closed at once. A lost callback does no harm,
+/// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four times
+/// as many connections are open, and further ones are closed at once. A lost callback does no harm,
 /// because profiles are also asked for on a schedule.
 const CALLBACK_CONCURRENCY: usize = 64;
 

@@ -217,8 +217,8 @@ impl Metrics {
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts units that failed for good. If ingress may still refuse their order, it is not `decided`
-    /// what they are: ingress counts them as refused or failed, once it has answered.
+    /// Counts units that failed for good. If ingress may still refuse their order, it is not
+    /// `decided` what they are: ingress counts them as refused or failed, once it has answered.
     pub fn failed(&self, name: &str, units: usize, decided: bool) {
         if decided {
             self.figures.count(Measure::Failed, name, units);

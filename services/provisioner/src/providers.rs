@@ -1,5 +1,5 @@
-//! The eSIM providers: the interface ([`provider`]), an adapter for each of them, and the list of all
-//! ([`known`]).
+//! The eSIM providers: the interface ([`provider`]), an adapter for each of them, and the list of
+//! all ([`known`]).
 
 mod account;
 mod airalo;

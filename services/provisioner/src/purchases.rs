@@ -1,8 +1,9 @@
-//! What the provisioner does with placements: it buys them, looks up attempts whose outcome is unknown,
-//! and collects profiles.
+//! What the provisioner does with placements: it buys them, looks up attempts whose outcome is
+//! unknown, and collects profiles.
 //!
-//! Two workers of [`pipeline::worker`] for each provider call it with claimed placements. What it does with one
-//! depends on the state from which the placement was claimed, see [`domain::placement`]:
+//! Two workers of [`pipeline::worker`] for each provider call it with claimed placements. What it
+//! does with one depends on the state from which the placement was claimed, see
+//! [`domain::placement`]:
 //!
 //! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
 //! - `placing`: another claim recorded the attempt. This process only looks it up.
@@ -21,8 +22,8 @@
 //! sent* are sent only after the commit, because they make ingress ask PostgreSQL whether it may
 //! answer 422, and the answer depends on what is recorded. The verdicts *placed* and *under way*
 //! need no record, because both lead to a 201, which rests on the stored order alone. But *placed*
-//! must not be sent before the claim is committed with a flush: it tells ingress that the order, which
-//! is before the claim in the log, is on disk.
+//! must not be sent before the claim is committed with a flush: it tells ingress that the order,
+//! which is before the claim in the log, is on disk.
 
 mod again;
 mod probe;
@@ -99,10 +100,10 @@ pub struct ProviderContext {
     pub shutdown: Shutdown,
 }
 
-/// What one of the two workers for the placements of a provider does ([`crate::after_delivery`] has the
-/// third worker). One makes purchases, each with its first collect; the other makes look-ups and later
-/// collects. Each has permits of its own, so that a flood of purchases cannot hold up the look-ups, nor
-/// the other way round. Jobs reach only the worker that buys.
+/// What one of the two workers for the placements of a provider does ([`crate::after_delivery`] has
+/// the third worker). One makes purchases, each with its first collect; the other makes look-ups
+/// and later collects. Each has permits of its own, so that a flood of purchases cannot hold up the
+/// look-ups, nor the other way round. Jobs reach only the worker that buys.
 pub struct PlacementHandler {
     pub context: Arc<ProviderContext>,
     pub activity: Activity,
@@ -299,8 +300,8 @@ impl ProviderContext {
                     "the provider rejected the purchase"
                 );
                 // The rejection is recorded before the verdict is sent, because ingress answers 422
-                // on the strength of what is stored. A placement that has gone to another provider is
-                // not decided yet, so it gets its verdict there.
+                // on the strength of what is stored. A placement that has gone to another provider
+                // is not decided yet, so it gets its verdict there.
                 let settled = self
                     .settle(claimed, AttemptOutcome::Rejected { status, message })
                     .await;

@@ -6,9 +6,9 @@
 //! gets only what the others have given up, and is at full speed after two seconds. The share of a
 //! replica that died is free after three seconds.
 //!
-//! Within a replica the calls of orders come first. Requests about delivered eSIMs wait behind them,
-//! one at a time, so a partner that polls the data use of its eSIMs delays a purchase by one call
-//! at most.
+//! Within a replica the calls of orders come first. Requests about delivered eSIMs wait behind
+//! them, one at a time, so a partner that polls the data use of its eSIMs delays a purchase by one
+//! call at most.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ pub struct Rate {
     behind: Mutex<()>,
 }
 
-/// A call of an order that waits for its turn. It is counted until this is dropped, also if its task
-/// panics or is cancelled.
+/// A call of an order that waits for its turn. It is counted until this is dropped, also if its
+/// task panics or is cancelled.
 struct Waiting<'a>(&'a watch::Sender<usize>);
 
 impl<'a> Waiting<'a> {
@@ -218,8 +218,9 @@ mod tests {
         });
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
-    /// Lets a provider answer each call of an operation with this text. Returns the number of calls,
-    /// and the time from the turn of the first one, which [`crate::calls`] waits for, to the last one.
+    /// Lets a provider answer each call of an operation with this text. Returns the number of
+    /// calls, and the time from the turn of the first one, which [`crate::calls`] waits for, to the
+    /// last one.
     async fn paced(
         name: &str,
         body: String,

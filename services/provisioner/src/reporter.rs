@@ -5,8 +5,8 @@
 //! never will, because a webhook must not precede its 201. While ingress may still answer the
 //! order, the event goes to that ingress process, which publishes it once the answer has left.
 //!
-//! The claim of a placement says which case it is ([`ClaimedPlacement::report_to`]). So this process
-//! remembers nothing, and it does not matter which provisioner collects a profile:
+//! The claim of a placement says which case it is ([`ClaimedPlacement::report_to`]). So this
+//! process remembers nothing, and it does not matter which provisioner collects a profile:
 //!
 //! - `report_to` names a process: ingress waits for verdicts of this order, and `answer_by` had not
 //!   passed at the claim. If that process has died, the report is lost, and the sweep finds the

@@ -1,8 +1,8 @@
-//! Starts the tasks of the stage: for each provider its three workers, its probes and its heartbeat, and
-//! for the whole process the refreshing of what all replicas share, and the sweep.
+//! Starts the tasks of the stage: for each provider its three workers, its probes and its
+//! heartbeat, and for the whole process the refreshing of what all replicas share, and the sweep.
 //!
-//! [`crate::run`] calls these functions once the schema and the keys have been checked, because from
-//! then on placements are bought.
+//! [`crate::run`] calls these functions once the schema and the keys have been checked, because
+//! from then on placements are bought.
 
 use std::{sync::Arc, time::Instant};
 
@@ -130,9 +130,9 @@ fn watched(
     WatchedProvider::new(breaker, rate, limiters, can)
 }
 
-/// Starts the three workers of a provider, its probes and its heartbeat. Look-ups and requests about
-/// eSIMs have workers of their own, because they must go on while purchases use all of their permits,
-/// and the other way round.
+/// Starts the three workers of a provider, its probes and its heartbeat. Look-ups and requests
+/// about eSIMs have workers of their own, because they must go on while purchases use all of their
+/// permits, and the other way round.
 fn start_workers(
     config: &Config,
     context: &Arc<ProviderContext>,

@@ -107,8 +107,8 @@ fn install_tls() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// No response is taken for a request that was not sent, and only the `rejects` for a rejection. What
-/// is said of it is short and clean. This holds for the purchase, the look-ups, and the lists.
+/// No response is taken for a request that was not sent, and only the `rejects` for a rejection.
+/// What is said of it is short and clean. This holds for the purchase, the look-ups, and the lists.
 fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
     install_tls();
     let server = Replayed::start();
@@ -154,13 +154,15 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
         }
         check_lists(&server, &*provider);
         if denied {
-            // A token that was denied is replaced after a while only, and until then nothing is sent.
+            // A token that was denied is replaced after a while only, and until then nothing is
+            // sent.
             *connected.lock().unwrap_or_else(PoisonError::into_inner) = account(name, &server.url);
         }
     })
 }
 
-/// A product has good standard fields or a reason why not, and an entry of a list is short and clean.
+/// A product has good standard fields or a reason why not, and an entry of a list is short and
+/// clean.
 fn check_lists(server: &Replayed, account: &dyn Provider) {
     let can = account.capabilities();
     if can.catalogue {

@@ -1,11 +1,11 @@
 //! A model of the give-back of one delivered eSIM: two provisioners, a provider, and a customer who
-//! may install the eSIM at any moment, with crashes and stalls at any step and calls that arrive late
-//! or never.
+//! may install the eSIM at any moment, with crashes and stalls at any step and calls that arrive
+//! late or never.
 //!
 //! What the model has in common with the code is [`domain::give_back::GiveBack::after`]. The steps
-//! around it are those of the provisioner's module `after_delivery`. Time is logical, as in the model
-//! of a purchase: one tick is half of the settling delay, and a call arrives within one tick after its
-//! sender checked that it is not late.
+//! around it are those of the provisioner's module `after_delivery`. Time is logical, as in the
+//! model of a purchase: one tick is half of the settling delay, and a call arrives within one tick
+//! after its sender checked that it is not late.
 
 use clap::ValueEnum;
 use domain::{

@@ -11,11 +11,12 @@
 //! the checker finds a counterexample. Without an [`Assumption`] even the complete protocol breaks,
 //! so these are the conditions that the promise rests on.
 //!
-//! Smaller models stand beside it: [`routes`] of a purchase that arrives after its placement went to
-//! another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements of its
-//! endpoints, [`resend`] of many webhooks that are sent again beside their retries, [`give_back`] of
-//! what happens after a delivery, [`crash`] of what a crash of PostgreSQL may lose, and [`repeats`] of
-//! three POSTs with one id and the purchases of their orders. And [`history`] compares what happened in a fault run with the model.
+//! Smaller models stand beside it: [`routes`] of a purchase that arrives after its placement went
+//! to another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements
+//! of its endpoints, [`resend`] of many webhooks that are sent again beside their retries,
+//! [`give_back`] of what happens after a delivery, [`crash`] of what a crash of PostgreSQL may
+//! lose, and [`repeats`] of three POSTs with one id and the purchases of their orders. And
+//! [`history`] compares what happened in a fault run with the model.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing

@@ -1,11 +1,11 @@
-//! A model of three POSTs with one external id, each with an order and a purchase of its own. The first
-//! order may be refused, which frees the id; a further POST is stored then and bought, while another one
-//! still asks what became of the order that it found.
+//! A model of three POSTs with one external id, each with an order and a purchase of its own. The
+//! first order may be refused, which frees the id; a further POST is stored then and bought, while
+//! another one still asks what became of the order that it found.
 //!
-//! The protocol of one order is that of the main model, without losses and crashes of provisioners: a
-//! placement moves by [`domain::placement`], a job may come again at any time, and ingress decides at
-//! any moment and either way. An ingress that dies answers nothing, and its order stands from
-//! `answer_by` on.
+//! The protocol of one order is that of the main model, without losses and crashes of provisioners:
+//! a placement moves by [`domain::placement`], a job may come again at any time, and ingress
+//! decides at any moment and either way. An ingress that dies answers nothing, and its order stands
+//! from `answer_by` on.
 
 use clap::ValueEnum;
 use domain::PlacementState;
@@ -40,8 +40,8 @@ pub enum Promise {
     /// Of all the orders with the id, at most one is bought, and once.
     IdOnce,
     TakenStands,
-    /// In every final state each POST has its answer or never gets one, and whatever order stands is
-    /// bought or has failed.
+    /// In every final state each POST has its answer or never gets one, and whatever order stands
+    /// is bought or has failed.
     Served,
 }
 

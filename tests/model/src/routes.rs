@@ -1,11 +1,12 @@
-//! A model of an option that two providers sell, where the first one sells what it has rejected: the
-//! purchase arrives after the placement went to the second one. No rule can prevent that second
+//! A model of an option that two providers sell, where the first one sells what it has rejected:
+//! the purchase arrives after the placement went to the second one. No rule can prevent that second
 //! purchase, because a rejection is believed. But whenever a process hears of the first one, by a
 //! response or a look-up that was late, an operator must be told, and nothing more is bought.
 //!
 //! What the model has in common with the code is [`domain::placement::Placement::after`]. The steps
-//! around it are those of the provisioner's module `purchases` and of `store::placements::settle`. A
-//! process may stall for as long as it likes, so what it has heard may be recorded at any later moment.
+//! around it are those of the provisioner's module `purchases` and of `store::placements::settle`.
+//! A process may stall for as long as it likes, so what it has heard may be recorded at any later
+//! moment.
 
 use clap::ValueEnum;
 use domain::{
@@ -191,8 +192,8 @@ impl Protocol {
         })
     }
 
-    /// Records a purchase. The statement for the common case has a condition on state and attempt, and
-    /// a second one parks what it has not moved.
+    /// Records a purchase. The statement for the common case has a condition on state and attempt,
+    /// and a second one parks what it has not moved.
     fn record_purchase(&self, state: &mut State, job: Job) {
         state.heard[job.provider] = true;
         let mut row = state.row;

@@ -1,5 +1,6 @@
-//! The protocol with the safeguards and assumptions that a check leaves in force. [`crate::actions`]
-//! says which steps are possible under them, and [`crate::steps`] what each step does.
+//! The protocol with the safeguards and assumptions that a check leaves in force.
+//! [`crate::actions`] says which steps are possible under them, and [`crate::steps`] what each step
+//! does.
 
 use std::{
     collections::HashSet,

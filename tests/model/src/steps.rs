@@ -195,8 +195,8 @@ impl Protocol {
         }
     }
 
-    /// The outcome of an attempt stays unknown. Its record is no step of its own: a process that waits
-    /// between the two is one that waits for the response a little longer.
+    /// The outcome of an attempt stays unknown. Its record is no step of its own: a process that
+    /// waits between the two is one that waits for the response a little longer.
     fn time_out(&self, state: &mut State, by: usize, recorded: bool) {
         let Work::Sent(job) = std::mem::replace(&mut state.provisioners[by], Work::Idle) else {
             return;
@@ -364,8 +364,8 @@ impl Protocol {
                 row.shown = false;
                 return;
             }
-            // Both change the time of the next look-up. After an unknown result no other provider is
-            // asked any more; after "no such purchase" that was so already.
+            // Both change the time of the next look-up. After an unknown result no other provider
+            // is asked any more; after "no such purchase" that was so already.
             Found::Nothing => return,
             Found::Unknown => {
                 let unknown = PlacementEvent::Unknown(row.placement.attempt);

@@ -1,13 +1,13 @@
 //! A model of the webhooks of two topups: one that is ready now goes to two endpoints, of which the
 //! first may have no URL, and an older one that is due goes to the first only. Two notifiers claim,
-//! send and record them, with endpoints that fail, a block that begins and ends, a partner who has a
-//! webhook sent again at any moment, messages that are lost or come twice, and crashes and stalls at
-//! any step.
+//! send and record them, with endpoints that fail, a block that begins and ends, a partner who has
+//! a webhook sent again at any moment, messages that are lost or come twice, and crashes and stalls
+//! at any step.
 //!
-//! What the model has in common with the code is [`domain::endpoint::Health::after`]. The steps around
-//! it are those of `store::deliveries`: `claim`, `fan_out`, `record`, and the redelivery of
-//! `desk::self_service`. Time is logical: a lease or a block may end at any moment, because nothing may
-//! depend on how long they are.
+//! What the model has in common with the code is [`domain::endpoint::Health::after`]. The steps
+//! around it are those of `store::deliveries`: `claim`, `fan_out`, `record`, and the redelivery of
+//! `desk::self_service`. Time is logical: a lease or a block may end at any moment, because nothing
+//! may depend on how long they are.
 
 mod state;
 
@@ -207,8 +207,8 @@ impl Protocol {
             return;
         }
         if over {
-            // Of two claims at the same moment only one chooses the probe, because this event does not
-            // apply to a block that lasts.
+            // Of two claims at the same moment only one chooses the probe, because this event does
+            // not apply to a block that lasts.
             let probe = EndpointEvent::Probe {
                 delivery: uuid::Uuid::from_u128(row as u128).into(),
                 until: NOW + POLICY.first,
@@ -489,5 +489,6 @@ impl Model for Protocol {
     }
 }
 
-/// The maximum number of faults of one history: crashes, failures of an endpoint, and lost answers of the database.
+/// The maximum number of faults of one history: crashes, failures of an endpoint, and lost answers
+/// of the database.
 const FAULTS: u8 = 2;

@@ -97,7 +97,8 @@ fn the_promise_holds_for_an_order_of_two_providers() {
     });
 }
 
-/// A rejection leads to the next provider of the option, whose purchase is delivered like any other.
+/// A rejection leads to the next provider of the option, whose purchase is delivered like any
+/// other.
 #[test]
 fn the_promise_holds_for_an_option_that_two_providers_sell() {
     let report = holds(&routed());

@@ -1,5 +1,6 @@
-//! In place of `pipeline::streams`: NATS in memory. A message goes to whoever has subscribed when it
-//! is sent, as with the core of NATS, and a [`MessageSource`] keeps its messages, as a stream does.
+//! In place of `pipeline::streams`: NATS in memory. A message goes to whoever has subscribed when
+//! it is sent, as with the core of NATS, and a [`MessageSource`] keeps its messages, as a stream
+//! does.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! The endpoints of partners: how partners (self-service) and operators (`esimctl`) make, change and
-//! delete them.
+//! The endpoints of partners: how partners (self-service) and operators (`esimctl`) make, change
+//! and delete them.
 //!
 //! The first endpoint of a partner is the webhook URL of the specification. It exists from the
 //! beginning, has no URL until one is set, and is never deleted. A partner may add any
@@ -34,8 +34,8 @@ pub const MOST: u32 = 10;
 /// them.
 pub type Headers = BTreeMap<String, String>;
 
-/// Sets the URL and the secret of a new partner's first endpoint, which the insert of the partner has
-/// made (a trigger).
+/// Sets the URL and the secret of a new partner's first endpoint, which the insert of the partner
+/// has made (a trigger).
 pub(super) async fn set_first(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -129,9 +129,9 @@ pub struct EndpointUpdate<'a> {
 }
 
 /// Changes an endpoint, and notes that the deliveries which wait must go to a new URL. With
-/// [`Block::End`], the same URL again counts as a new one, so an operator can end a block by setting
-/// the URL again. A host that a sandbox partner has chosen itself has to prove that it wants
-/// webhooks. Returns whether anything changed; `None` if the partner has no such endpoint.
+/// [`Block::End`], the same URL again counts as a new one, so an operator can end a block by
+/// setting the URL again. A host that a sandbox partner has chosen itself has to prove that it
+/// wants webhooks. Returns whether anything changed; `None` if the partner has no such endpoint.
 pub async fn change(
     transaction: &mut Transaction<'_>,
     endpoint: EndpointKey,
@@ -246,8 +246,9 @@ pub async fn delete(transaction: &mut Transaction<'_>, endpoint: EndpointKey) ->
     Ok(statement.fetch_one(&mut **transaction).await? > 0)
 }
 
-/// Replaces the secret of an endpoint. [`rotation::rotate`] decides what becomes of the old one; the
-/// rules are those of [`super::rotate_keys`]. The caller's transaction keeps another rotation out.
+/// Replaces the secret of an endpoint. [`rotation::rotate`] decides what becomes of the old one;
+/// the rules are those of [`super::rotate_keys`]. The caller's transaction keeps another rotation
+/// out.
 pub async fn rotate_secret(
     transaction: &mut Transaction<'_>,
     vault: &Vault,
@@ -285,8 +286,8 @@ pub async fn rotate_secret(
     Ok(RotationResult::Until(ends.into_iter().flatten().next()))
 }
 
-/// Makes the first endpoint of a partner anew, without a URL, a secret and further events, after all of
-/// them were deleted.
+/// Makes the first endpoint of a partner anew, without a URL, a secret and further events, after
+/// all of them were deleted.
 pub async fn make_first(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth) VALUES ($1, $1, 0)",
@@ -308,8 +309,8 @@ pub async fn exists(connection: &mut PgConnection, endpoint: EndpointKey) -> Res
     Ok(query.fetch_optional(connection).await?.is_some())
 }
 
-/// The valid secrets of an endpoint, sealed, the newest first. There are two during the overlap of a
-/// rotation.
+/// The valid secrets of an endpoint, sealed, the newest first. There are two during the overlap of
+/// a rotation.
 pub async fn secrets(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<Vec<Vec<u8>>> {
     let query = sqlx::query_scalar!(
         r#"SELECT secret AS "secret!"
@@ -324,7 +325,8 @@ pub async fn secrets(connection: &mut PgConnection, endpoint: EndpointKey) -> Re
 }
 
 /// Checks that the master keys of a vault open the secrets of endpoints, as
-/// [`super::check_master_key`] does for the keys of partners: ten of the newest for each key in use.
+/// [`super::check_master_key`] does for the keys of partners: ten of the newest for each key in
+/// use.
 pub(super) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     let newest = sqlx::query!(
         r#"SELECT endpoint_id AS "endpoint_id!", partner_id AS "partner_id!", secret AS "secret!" FROM (
@@ -367,8 +369,8 @@ pub fn open_secret(vault: &Vault, endpoint: EndpointKey, sealed: &[u8]) -> Resul
     webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }
 
-/// What the secrets of an endpoint are sealed for. Those of first endpoints are bound to the partner,
-/// as they were before all endpoints were in one table.
+/// What the secrets of an endpoint are sealed for. Those of first endpoints are bound to the
+/// partner, as they were before all endpoints were in one table.
 pub fn purpose(endpoint: EndpointKey) -> Purpose<'static> {
     if endpoint.is_first() {
         Purpose::WebhookSecret(endpoint.partner_id)

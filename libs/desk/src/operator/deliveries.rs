@@ -118,9 +118,9 @@ pub struct Resendable {
     pub state: Stored<DeliveryState>,
     /// Whether the endpoint has a URL now.
     pub(crate) has_url: bool,
-    /// Nothing is left to send again: the profile of the topup was erased, the endpoint was deleted,
-    /// or the event is a test or the code of a channel, which are sent once, or has become pointless,
-    /// as the claim of deliveries understands it (`store::deliveries::claim`).
+    /// Nothing is left to send again: the profile of the topup was erased, the endpoint was
+    /// deleted, or the event is a test or the code of a channel, which are sent once, or has become
+    /// pointless, as the claim of deliveries understands it (`store::deliveries::claim`).
     pub gone: bool,
     /// It is due soon anyway, or an attempt is in flight.
     pub(crate) due: bool,
@@ -166,9 +166,9 @@ pub async fn resendable(
     Ok(read.fetch_optional(connection).await?)
 }
 
-/// Makes one delivery pending and due, with a new schedule of retries, if it matches the filter, and
-/// stores that as a [resend](store::deliveries::resends) that has ended; see [`resend`]. If it cannot be sent again,
-/// nothing is stored.
+/// Makes one delivery pending and due, with a new schedule of retries, if it matches the filter,
+/// and stores that as a [resend](store::deliveries::resends) that has ended; see [`resend`]. If it
+/// cannot be sent again, nothing is stored.
 pub async fn resend_one(
     connection: &mut PgConnection,
     id: DeliveryId,

@@ -1,11 +1,11 @@
-//! The list of the webhooks of ready topups as operators filter it: by partner, state, option, provider,
-//! endpoint and time, newest first, page by page.
+//! The list of the webhooks of ready topups as operators filter it: by partner, state, option,
+//! provider, endpoint and time, newest first, page by page.
 //!
 //! Neither states nor options, providers and times of attempts have an index, which would cost each
-//! delivery a write. Those of one partner, and those that are exhausted or wait for a URL, stand together
-//! ([`walk`](store::deliveries::walk)); all others are read by the time of readiness. They are filtered
-//! here, in looks of a bounded number of rows, and a list that ends before its limit names the place where
-//! it goes on.
+//! delivery a write. Those of one partner, and those that are exhausted or wait for a URL, stand
+//! together ([`walk`](store::deliveries::walk)); all others are read by the time of readiness. They
+//! are filtered here, in looks of a bounded number of rows, and a list that ends before its limit
+//! names the place where it goes on.
 
 use std::{collections::HashSet, fmt, str::FromStr};
 
@@ -33,13 +33,13 @@ pub struct DeliveryScope<'a> {
     pub provider: Option<&'a str>,
     /// Only webhooks to this endpoint.
     pub endpoint_id: Option<EndpointId>,
-    /// Only webhooks that did not get through, one [state](UNTAKEN) after the other. The state of the filter
-    /// does not count then.
+    /// Only webhooks that did not get through, one [state](UNTAKEN) after the other. The state of
+    /// the filter does not count then.
     pub untaken: bool,
 }
 
-/// The states of webhooks that did not get through, in the order of their list. Those under way are among
-/// them if an attempt has failed.
+/// The states of webhooks that did not get through, in the order of their list. Those under way are
+/// among them if an attempt has failed.
 const UNTAKEN: [DeliveryState; 3] = [
     DeliveryState::Exhausted,
     DeliveryState::NoEndpoint,
@@ -109,8 +109,8 @@ pub struct DeliveryListPage {
     pub deliveries: Vec<View>,
     /// The place behind which the list goes on; `None` at its end.
     pub next_cursor: Option<Cursor>,
-    /// The time of the last row that was looked at, if the list ended there although fewer webhooks fit than
-    /// were asked for and there are more.
+    /// The time of the last row that was looked at, if the list ended there although fewer webhooks
+    /// fit than were asked for and there are more.
     #[serde(skip)]
     pub reached: Option<OffsetDateTime>,
 }
@@ -223,12 +223,12 @@ async fn of_state(
     })
 }
 
-/// The maximum number of rows that are counted for a tab. The statement names it, too, because the planner takes an
-/// unknown limit for a tenth of the rows.
+/// The maximum number of rows that are counted for a tab. The statement names it, too, because the
+/// planner takes an unknown limit for a tenth of the rows.
 const COUNTED: i64 = 100;
 
-/// How many webhooks of ready topups of all partners are exhausted or wait for a URL, and whether that is
-/// all of them. A hundred rows are read at most.
+/// How many webhooks of ready topups of all partners are exhausted or wait for a URL, and whether
+/// that is all of them. A hundred rows are read at most.
 pub async fn held_up(connection: &mut PgConnection, state: DeliveryState) -> Result<(i64, bool)> {
     let query = sqlx::query!(
         r#"SELECT count(*) AS "read!", count(*) FILTER (WHERE d.kind = 'topup.ready') AS "topups!"

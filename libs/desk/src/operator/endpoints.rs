@@ -1,5 +1,5 @@
-//! Pauses and resumes endpoints and sets the webhook URL, as operators do, and records it. The rules are those of
-//! [`store::deliveries::endpoints`].
+//! Pauses and resumes endpoints and sets the webhook URL, as operators do, and records it. The
+//! rules are those of [`store::deliveries::endpoints`].
 
 use accounts::partners::endpoints::{Block, EndpointUpdate, change};
 use domain::{Command, EndpointKey, PartnerId, Stored, standing::EndpointState};
@@ -29,8 +29,8 @@ pub enum EndpointNotChanged {
 
 pg::store_error!(EndpointNotChanged);
 
-/// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
-/// read.
+/// What a page shows of an endpoint, as a text that a form carries along: its state, and when it
+/// was read.
 pub fn seen(endpoint: &ListedEndpoint) -> String {
     let at = rfc3339(endpoint.read_at);
     format!("{} {at}", endpoint.state)
@@ -43,8 +43,8 @@ pub fn seen_at(endpoint: &ListedEndpoint) -> String {
 
 /// The state of an endpoint before a change. If its operator has [`seen`] it, another state is a
 /// conflict, and so is the same state if the endpoint was paused or resumed in between: otherwise a
-/// form that is sent again would be carried out again. The row is locked, so that the state holds until
-/// the change is committed.
+/// form that is sent again would be carried out again. The row is locked, so that the state holds
+/// until the change is committed.
 async fn before(
     transaction: &mut Transaction<'_>,
     endpoint: EndpointKey,
@@ -89,9 +89,9 @@ async fn state(
     Ok(one.map(|one| one.state))
 }
 
-/// Sends nothing to an endpoint until it is resumed, or ends its pause or block: then the notifiers make the
-/// deliveries due that waited. `seen` is what the operator has looked at, as [`seen`] writes it: if there
-/// is one, an endpoint that has changed since stays as it is.
+/// Sends nothing to an endpoint until it is resumed, or ends its pause or block: then the notifiers
+/// make the deliveries due that waited. `seen` is what the operator has looked at, as [`seen`]
+/// writes it: if there is one, an endpoint that has changed since stays as it is.
 pub async fn set_paused(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
@@ -116,8 +116,8 @@ pub async fn set_paused(
 
 /// Sets a partner's webhook URL, or removes it (`None`), and ends the block of the endpoint, in the
 /// caller's transaction. The notifiers make the deliveries due that waited for it. A notifier holds
-/// deliveries for a missing URL only while it locks the endpoint's row, so no delivery misses the new
-/// URL. Returns `None` if there is no such partner.
+/// deliveries for a missing URL only while it locks the endpoint's row, so no delivery misses the
+/// new URL. Returns `None` if there is no such partner.
 pub async fn set_url(
     transaction: &mut Transaction<'_>,
     partner_id: PartnerId,

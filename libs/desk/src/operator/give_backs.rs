@@ -93,8 +93,8 @@ pub enum GiveBackNotResolved {
 
 pg::store_error!(GiveBackNotResolved);
 
-/// Resolves a parked give-back. `seen` is the attempt that the operator has looked into: if the partner
-/// has asked anew since then, nothing is changed.
+/// Resolves a parked give-back. `seen` is the attempt that the operator has looked into: if the
+/// partner has asked anew since then, nothing is changed.
 pub async fn resolve(
     connection: &mut PgConnection,
     topup_id: &TopupId,
@@ -130,8 +130,8 @@ pub async fn resolve(
         let resolved = parked
             .after(event)
             .map_err(|_| GiveBackNotResolved::NotParked(parked.state))?;
-        // The function has the owner's rights and checks the state again under the lock of the row, so
-        // that the role of the console needs no right to change give-backs or profiles.
+        // The function has the owner's rights and checks the state again under the lock of the row,
+        // so that the role of the console needs no right to change give-backs or profiles.
         let query = sqlx::query_scalar!(
             r#"SELECT resolve_give_back($1, $2, $3) AS "resolved!""#,
             topup_id.as_str(),

@@ -1,9 +1,9 @@
 //! The list of orders as operators filter it: by partner, state, option, provider and time.
 //!
-//! Neither the state of an order nor its options and providers have an index, which would cost each order
-//! a write. So orders are read in the order of their ids, newest first, in looks of a bounded number of
-//! rows, and filtered here. A list that ends before its limit names the order at which it goes on, so that
-//! nobody takes a part for the whole.
+//! Neither the state of an order nor its options and providers have an index, which would cost each
+//! order a write. So orders are read in the order of their ids, newest first, in looks of a bounded
+//! number of rows, and filtered here. A list that ends before its limit names the order at which it
+//! goes on, so that nobody takes a part for the whole.
 
 use std::collections::HashMap;
 
@@ -29,8 +29,8 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 pub struct OrderFilter<'a> {
     pub partner_id: Option<PartnerId>,
     pub state: Option<OrderState>,
-    /// Only orders that did not get through: they failed in part or as a whole, were refused, have a purchase
-    /// on hold, or a webhook that was given up.
+    /// Only orders that did not get through: they failed in part or as a whole, were refused, have
+    /// a purchase on hold, or a webhook that was given up.
     pub not_through: bool,
     /// Only orders with a unit of this option.
     pub option_id: Option<OptionId>,
@@ -67,8 +67,8 @@ pub struct OrderListPage {
     pub orders: Vec<OrderListEntry>,
     /// The order before which the list goes on; `None` at its end.
     pub next_cursor: Option<OrderId>,
-    /// When the last order was accepted that was looked at, if the list ended there although fewer orders
-    /// fit than were asked for and there are more.
+    /// When the last order was accepted that was looked at, if the list ended there although fewer
+    /// orders fit than were asked for and there are more.
     #[serde(skip)]
     pub reached: Option<OffsetDateTime>,
 }

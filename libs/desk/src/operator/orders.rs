@@ -330,8 +330,8 @@ impl OrderView {
 /// The maximum number of webhooks to further endpoints that are read of an order.
 const MOST_FURTHER: i64 = 10_000;
 
-/// The webhooks of the units of an order to further endpoints. One whose endpoint was deleted is not
-/// sent any more, and holds nothing up.
+/// The webhooks of the units of an order to further endpoints. One whose endpoint was deleted is
+/// not sent any more, and holds nothing up.
 async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<FurtherWebhook>> {
     let query = with_state!(
         FurtherWebhook,
@@ -502,8 +502,8 @@ pub struct UndeliveredCounts {
     pub given_up: i64,
 }
 
-/// The webhooks of these orders that have not arrived, to all endpoints, by order. An order of which all
-/// have arrived is left out.
+/// The webhooks of these orders that have not arrived, to all endpoints, by order. An order of
+/// which all have arrived is left out.
 pub async fn undelivered(
     connection: &mut PgConnection,
     orders: &[Uuid],
@@ -537,9 +537,9 @@ pub async fn undelivered(
     Ok(undelivered.collect())
 }
 
-/// The state of each unit follows from its rows, as for its partner. A state that only a newer version
-/// knows is shown as it is. The reason of a placement is about its units that are missing: one that
-/// has its profile left the normal path for no reason.
+/// The state of each unit follows from its rows, as for its partner. A state that only a newer
+/// version knows is shown as it is. The reason of a placement is about its units that are missing:
+/// one that has its profile left the normal path for no reason.
 fn judge(units: &mut [TopupView]) {
     for unit in units {
         if let Some(stored) = unit.state.known() {

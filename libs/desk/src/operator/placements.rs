@@ -178,9 +178,9 @@ async fn newest(
     }
 }
 
-/// Asks the provider which of these purchases on hold it has. Returns how many are asked for; `None` if
-/// none of them is on hold any more, or if the provider was asked since the page was made whose form has
-/// the [mark](actions::mark) `seen`. The answers are those of [`asked::answers`].
+/// Asks the provider which of these purchases on hold it has. Returns how many are asked for;
+/// `None` if none of them is on hold any more, or if the provider was asked since the page was made
+/// whose form has the [mark](actions::mark) `seen`. The answers are those of [`asked::answers`].
 pub async fn ask(
     connection: &mut PgConnection,
     placements: &[PlacementId],
@@ -189,8 +189,8 @@ pub async fn ask(
 ) -> Result<Option<usize>> {
     let command = action.command;
     let ask = async |transaction: &mut Transaction<'_>| {
-        // This waits for whoever asks for the same purchases at this moment, so the look at the record
-        // comes after it.
+        // This waits for whoever asks for the same purchases at this moment, so the look at the
+        // record comes after it.
         let asked = asked::ask(transaction, placements).await?;
         let as_seen = actions::mark(transaction, provider, command).await? == seen;
         let ids: Vec<String> = asked.iter().map(PlacementId::to_string).collect();
@@ -222,8 +222,8 @@ pub enum PlacementNotResolved {
     Unknown,
     #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
-    /// It was parked again since the operator looked at it, so what the operator has found out may be
-    /// about another attempt.
+    /// It was parked again since the operator looked at it, so what the operator has found out may
+    /// be about another attempt.
     #[error("it has changed since it was shown, and is at {0} now")]
     Changed(String),
     #[error(
@@ -264,12 +264,13 @@ fn is_reference(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
+/// What distinguishes one parking of a placement from the next one: the attempt, and why it is
+/// parked.
 pub fn parking(attempt: i32, reason: &StoredReason) -> String {
     let reason = reason.told();
     let reason = reason.as_deref().unwrap_or("no reason is recorded");
-    // A form carries this text. Browsers change line breaks in it, and pages show control characters
-    // in another form, so that it would never be the same again.
+    // A form carries this text. Browsers change line breaks in it, and pages show control
+    // characters in another form, so that it would never be the same again.
     let carried = |of: &char| of.is_alphanumeric() || of.is_ascii_graphic() || *of == ' ';
     let reason: String = reason.chars().filter(carried).collect();
     format!("attempt {attempt}, {}", reason.trim())
@@ -282,8 +283,8 @@ pub struct Decision<'a> {
     /// The provider that has the purchase, if it is bought; `None` is the one that the placement is
     /// at. It may be one of the placement's other pairs, or one that has rejected it.
     pub bought_at: Option<&'a str>,
-    /// The provider's own number of the purchase, if it is bought and the operator knows it. A provider
-    /// without a look-up by our id finds an old purchase by nothing else.
+    /// The provider's own number of the purchase, if it is bought and the operator knows it. A
+    /// provider without a look-up by our id finds an old purchase by nothing else.
     pub reference: Option<&'a str>,
     /// The [`parking`] that the operator has looked into: if the placement was parked anew since
     /// then, nothing is changed.
@@ -299,8 +300,8 @@ impl Decision<'_> {
     }
 }
 
-/// Checks that a placement may be at `provider`, which is not the `present` one: it was sold there, or
-/// could go there.
+/// Checks that a placement may be at `provider`, which is not the `present` one: it was sold there,
+/// or could go there.
 async fn check_pair(
     connection: &mut PgConnection,
     placement_id: PlacementId,
@@ -324,9 +325,9 @@ async fn check_pair(
     Err(PlacementNotResolved::NotItsProvider(known.join(", ")))
 }
 
-/// Locks a placement before anything about it or its units is read. A statement that locks and reads at
-/// once sees the units as they were before it waited for the lock, and so would buy again what another
-/// operator has just entered by hand.
+/// Locks a placement before anything about it or its units is read. A statement that locks and
+/// reads at once sees the units as they were before it waited for the lock, and so would buy again
+/// what another operator has just entered by hand.
 pub(super) async fn lock(
     transaction: &mut Transaction<'_>,
     placement_id: PlacementId,
@@ -339,8 +340,8 @@ pub(super) async fn lock(
     Ok(())
 }
 
-/// Resolves a parked placement by [`PlacementEvent::Resolve`]. If it is bought or retried, failed units to
-/// which the provider has assigned nothing become pending again.
+/// Resolves a parked placement by [`PlacementEvent::Resolve`]. If it is bought or retried, failed
+/// units to which the provider has assigned nothing become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,
@@ -393,8 +394,8 @@ pub async fn resolve(
             Resolution::NotBought => "not_bought",
             Resolution::Retry => "retry",
         };
-        // The function checks once more what was checked above, because the role of the console has no
-        // other way to move a placement.
+        // The function checks once more what was checked above, because the role of the console has
+        // no other way to move a placement.
         let query = sqlx::query_scalar!(
             r#"SELECT resolve_placement($1, $2, $3, $4) AS "moved!""#,
             placement_id.uuid(),

@@ -123,8 +123,8 @@ pg::store_error!(NotStarted);
 
 /// What a resend would do now: for one partner, or for all.
 ///
-/// Partners that cannot have anything to send are left out by one statement, so that the rest, which
-/// is counted one by one, is usually small. If it is not, the counting ends after a while.
+/// Partners that cannot have anything to send are left out by one statement, so that the rest,
+/// which is counted one by one, is usually small. If it is not, the counting ends after a while.
 pub async fn preview(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
@@ -208,8 +208,9 @@ pub async fn preview_within(
     })
 }
 
-/// Starts a resend of all webhooks that match, of one partner or of all. `id` is what it will be called: a
-/// form that is sent again, perhaps after its resend was cancelled, names one that is there.
+/// Starts a resend of all webhooks that match, of one partner or of all. `id` is what it will be
+/// called: a form that is sent again, perhaps after its resend was cancelled, names one that is
+/// there.
 pub async fn start(
     connection: &mut PgConnection,
     id: Uuid,
@@ -277,8 +278,8 @@ pub async fn start(
     find(connection, id).await?.ok_or(NotStarted::Nothing)
 }
 
-/// Reads resends that match a condition on the row `h`, with the progress of their parts. What is of
-/// one partner is its own part.
+/// Reads resends that match a condition on the row `h`, with the progress of their parts. What is
+/// of one partner is its own part.
 macro_rules! resends {
     ($condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
@@ -320,8 +321,8 @@ macro_rules! resends {
     };
 }
 
-/// The resends, the newest first. Single webhooks that partners have asked for are left out, because
-/// there may be very many of them.
+/// The resends, the newest first. Single webhooks that partners have asked for are left out,
+/// because there may be very many of them.
 pub async fn list(connection: &mut PgConnection, limit: i64) -> Result<Vec<Resend>> {
     let found = resends!(
         "h.batch_id IS NULL AND (h.delivery_id IS NULL OR h.via <> 'api') ORDER BY h.created_at DESC LIMIT $1",

@@ -159,8 +159,8 @@ fn confirmed_before(noted: &HistoryRow, order: &OrderView) -> Option<StoryMoment
     (now.placed_at != Some(at)).then_some(StoryMoment { at, what })
 }
 
-/// The blocks of the order's endpoints and the openings of its providers' breakers while it waited for
-/// them.
+/// The blocks of the order's endpoints and the openings of its providers' breakers while it waited
+/// for them.
 async fn around(
     connection: &mut PgConnection,
     order: &OrderView,
@@ -202,8 +202,8 @@ async fn around(
     Ok(concerned.filter_map(moment_of).collect())
 }
 
-/// The time in which a purchase waited for a provider: what befell the provider before or after does not
-/// concern the order.
+/// The time in which a purchase waited for a provider: what befell the provider before or after
+/// does not concern the order.
 struct Stay<'a> {
     provider: &'a str,
     from: OffsetDateTime,
@@ -217,8 +217,8 @@ impl Stay<'_> {
     }
 }
 
-/// Where a purchase waited: at each provider until that rejected it, at the last one until it had brought
-/// or refused each of the eSIMs, and there again while an eSIM was given back.
+/// Where a purchase waited: at each provider until that rejected it, at the last one until it had
+/// brought or refused each of the eSIMs, and there again while an eSIM was given back.
 fn stays<'a>(
     order: &'a OrderView,
     placement: &'a PlacementView,
@@ -252,8 +252,8 @@ fn stays<'a>(
     stays
 }
 
-/// When the last unit of a placement became ready or failed, or its order was refused or cancelled; none
-/// while a unit is awaited.
+/// When the last unit of a placement became ready or failed, or its order was refused or cancelled;
+/// none while a unit is awaited.
 fn ended(
     order: &OrderView,
     placement: &PlacementView,
@@ -276,8 +276,8 @@ fn ended(
         .max()
 }
 
-/// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,
-/// are moments of their own.
+/// What was noted, as a moment. Failed units, and rejections after which the next provider was
+/// asked, are moments of their own.
 fn moment_of(noted: HistoryRow) -> Option<StoryMoment> {
     let kind: HistoryKind = noted.kind.parse().ok()?;
     let told = !matches!(
@@ -297,7 +297,8 @@ fn moment_of(noted: HistoryRow) -> Option<StoryMoment> {
     told.then_some(StoryMoment { at: noted.at, what })
 }
 
-/// The provider of the last attempt. A placement that was handed on names the next provider already.
+/// The provider of the last attempt. A placement that was handed on names the next provider
+/// already.
 fn attempted_at(placement: &PlacementView) -> &str {
     let before = placement.tried.last().filter(|_| is_rerouted(placement));
     before.map_or(&placement.provider, |tried| &tried.provider)
@@ -316,8 +317,8 @@ struct ActedOn {
 }
 
 impl ActedOn {
-    /// Whether the target names this placement, as its second word. The query of [`actions`] finds the
-    /// actions by the same word, because `placement ID at NAME` is a target, too.
+    /// Whether the target names this placement, as its second word. The query of [`actions`] finds
+    /// the actions by the same word, because `placement ID at NAME` is a target, too.
     fn is_about(&self, placement_id: Uuid) -> bool {
         self.target.split(' ').nth(1) == Some(&placement_id.to_string())
     }
@@ -379,7 +380,8 @@ async fn failures(
         return Ok(Vec::new());
     }
     let ids: Vec<String> = failed.iter().map(|one| one.topup_id.clone()).collect();
-    // The event about a failed topup is stored together with the failure, for each endpoint that wants it.
+    // The event about a failed topup is stored together with the failure, for each endpoint that
+    // wants it.
     let query = sqlx::query!(
         r#"SELECT topup_id AS "topup_id!", created_at FROM deliveries
            WHERE delivery_id = ANY (ARRAY (

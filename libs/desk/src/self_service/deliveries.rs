@@ -153,8 +153,8 @@ pub struct DeliveryPage {
 
 /// Lists a partner's deliveries of all kinds. The newest come first; pending ones come in the order
 /// of their next attempts if only these are asked for. Also returns the position of the next page,
-/// unless this one is the last. A page with a filter may be short, or even empty, although it is not
-/// the last one.
+/// unless this one is the last. A page with a filter may be short, or even empty, although it is
+/// not the last one.
 pub async fn deliveries(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -184,8 +184,8 @@ pub async fn deliveries(
 pub enum SentAgain {
     /// It is sent again now, and its retries begin anew.
     Again,
-    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun, or the last
-    /// attempt is younger than the interval.
+    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun, or the
+    /// last attempt is younger than the interval.
     Due,
     /// The last attempt is younger than the interval; this much time is left.
     TooSoon(Duration),
@@ -198,12 +198,12 @@ pub enum SentAgain {
     Unknown,
 }
 
-/// Sends one webhook of a partner again, unless its last attempt is younger than `interval`. A unit has
-/// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. An endpoint
-/// that is newer than the unit has none, and gets one. The facts
-/// are read first, so that the partner gets the right reason for a refusal. The resend then checks
-/// the interval once more under the lock of the row. If another request was faster, this one gets the
-/// answer that it would have got right after that one.
+/// Sends one webhook of a partner again, unless its last attempt is younger than `interval`. A unit
+/// has a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. An
+/// endpoint that is newer than the unit has none, and gets one. The facts are read first, so that
+/// the partner gets the right reason for a refusal. The resend then checks the interval once more
+/// under the lock of the row. If another request was faster, this one gets the answer that it would
+/// have got right after that one.
 pub async fn send_again(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -246,7 +246,8 @@ pub async fn send_again(
     if resent.resent > 0 {
         return Ok(SentAgain::Again);
     }
-    // The facts have changed in the meantime: another request, an operator or the notifier was faster.
+    // The facts have changed in the meantime: another request, an operator or the notifier was
+    // faster.
     let now = resendable(connection, id).await?;
     Ok(match now {
         Some(now) => without_resend(&now, interval).unwrap_or(SentAgain::Due),
@@ -254,8 +255,8 @@ pub async fn send_again(
     })
 }
 
-/// Sends a ready unit to an endpoint that has no delivery of it yet. Of two requests at once one makes
-/// the delivery, and the other one finds it due.
+/// Sends a ready unit to an endpoint that has no delivery of it yet. Of two requests at once one
+/// makes the delivery, and the other one finds it due.
 async fn deliver_to(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -293,10 +294,10 @@ fn recorded(webhook_id: &WebhookId) -> (domain::Command, String) {
     }
 }
 
-/// Begins the retries of a delivery anew whose next attempt is due soon anyway, or is in flight. This
-/// attempt is then the first of the schedule. Returns whether anything changed: the first attempt
-/// may not have ended yet, the schedule may have just begun, or its last attempt is younger than
-/// `interval`, because the first waits of a schedule are short.
+/// Begins the retries of a delivery anew whose next attempt is due soon anyway, or is in flight.
+/// This attempt is then the first of the schedule. Returns whether anything changed: the first
+/// attempt may not have ended yet, the schedule may have just begun, or its last attempt is younger
+/// than `interval`, because the first waits of a schedule are short.
 async fn restart(
     connection: &mut PgConnection,
     partner_id: PartnerId,

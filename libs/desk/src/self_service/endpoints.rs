@@ -106,8 +106,8 @@ pub async fn endpoints(
         .collect())
 }
 
-/// What is recorded of an endpoint. The host stands for its URL, whose path may hold a secret, and whether
-/// it has headers for theirs.
+/// What is recorded of an endpoint. The host stands for its URL, whose path may hold a secret, and
+/// whether it has headers for theirs.
 async fn shown(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<Value> {
     let query = sqlx::query!(
         r#"SELECT host, events, headers IS NOT NULL AS "headers!", paused_by_partner
@@ -208,8 +208,8 @@ pub enum PauseChanged {
     Unknown,
 }
 
-/// Pauses an endpoint of the partner, and records that. A second pause changes nothing, so it leaves
-/// no record.
+/// Pauses an endpoint of the partner, and records that. A second pause changes nothing, so it
+/// leaves no record.
 pub async fn pause_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,

@@ -110,9 +110,9 @@ pub async fn requests(
 }
 
 /// Keeps the order of a unit in the tables until the end of the transaction. An archive run and an
-/// erasure lock the order, too, before they judge whether anything of it is open. So either they see
-/// the request that this transaction makes, and leave the order alone, or this waits for them, and the
-/// next statement finds no unit, or an erased one.
+/// erasure lock the order, too, before they judge whether anything of it is open. So either they
+/// see the request that this transaction makes, and leave the order alone, or this waits for them,
+/// and the next statement finds no unit, or an erased one.
 async fn keep_order(transaction: &mut Transaction<'_>, topup_id: &TopupId) -> Result<()> {
     let query = sqlx::query_scalar!(
         "SELECT o.order_id FROM topups t
@@ -137,8 +137,8 @@ pub async fn ask_usage(
     })
 }
 
-/// The same for an operator, with its record. Returns whether it has asked anew, which it does not if
-/// somebody asked since the page was made whose form has the [mark](actions::mark) `seen`.
+/// The same for an operator, with its record. Returns whether it has asked anew, which it does not
+/// if somebody asked since the page was made whose form has the [mark](actions::mark) `seen`.
 pub async fn ask_usage_as_seen(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -188,7 +188,8 @@ async fn make_due(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<()> {
-    // Ingress does not see work of these kinds, and a conflict target, such as `(id)`, would read it.
+    // Ingress does not see work of these kinds, and a conflict target, such as `(id)`, would read
+    // it.
     let statement = sqlx::query!(
         "INSERT INTO work (id, kind, provider, lane, partner_id, at)
          SELECT derived_id(asked.kind, r.topup_id), asked.kind, r.provider, r.topup_id, r.partner_id, now()
@@ -207,8 +208,8 @@ async fn make_due(
     Ok(())
 }
 
-/// Asks to give a ready unit of the partner back, by [`domain::give_back::GiveBackEvent::Ask`] if it was
-/// refused before. A give-back that is under way, parked or done stays as it is.
+/// Asks to give a ready unit of the partner back, by [`domain::give_back::GiveBackEvent::Ask`] if
+/// it was refused before. A give-back that is under way, parked or done stays as it is.
 pub async fn ask_give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -100,8 +100,8 @@ pub struct Units {
 
 impl OrderHead {
     /// The state of the order, which follows from the numbers of its units. Units that are neither
-    /// ready nor failed keep it `processing`. A unit that was given back has been ready, and the order
-    /// stays what it was.
+    /// ready nor failed keep it `processing`. A unit that was given back has been ready, and the
+    /// order stays what it was.
     pub fn state(&self, units: Units) -> OrderState {
         let ready = units.ready + units.returned;
         if self.cancelled_at.is_some() {

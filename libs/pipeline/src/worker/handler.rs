@@ -13,8 +13,8 @@ use crate::{
     queues::TicketClass,
 };
 
-/// What is done with the rows of one worker. The worker decides when each function is called and how
-/// many rows run at once; the handler decides what is done with a row.
+/// What is done with the rows of one worker. The worker decides when each function is called and
+/// how many rows run at once; the handler decides what is done with a row.
 pub trait Handler: Send + Sync + 'static {
     /// The name of the worker in metrics.
     const NAME: &'static str;
@@ -29,8 +29,8 @@ pub trait Handler: Send + Sync + 'static {
     /// A claimed row.
     type Claimed: Send + 'static;
 
-    /// One ticket for each row that the message names. A handler whose rows no message announces needs
-    /// neither this function nor [`Self::defer`].
+    /// One ticket for each row that the message names. A handler whose rows no message announces
+    /// needs neither this function nor [`Self::defer`].
     fn tickets_of(&self, _message: Self::Message) -> Vec<Ticket<Self::Id>> {
         Vec::new()
     }

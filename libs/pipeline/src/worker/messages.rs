@@ -4,9 +4,9 @@
 //! A message is a hint that rows are new. It is not acknowledged and never delivered again. If it
 //! is lost, or if this process dies after taking it, the sweep makes its rows due at the end of
 //! their first lease. So every error here costs time only, and the loop pulls again after any of
-//! them. When the process stops, it defers the rows of the messages that it no longer queues, so that
-//! another replica finds them at once. The sweep finds those that still wait in a queue and get no permit
-//! while it drains.
+//! them. When the process stops, it defers the rows of the messages that it no longer queues, so
+//! that another replica finds them at once. The sweep finds those that still wait in a queue and
+//! get no permit while it drains.
 
 use std::{
     pin::pin,

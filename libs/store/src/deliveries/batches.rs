@@ -1,11 +1,11 @@
-//! What the notifier does in batches, without calling anybody: rows of `work` with the kinds `moved`
-//! (deliveries that waited for a URL), `resend` and `notices` (events and notices about keys that
-//! end soon).
+//! What the notifier does in batches, without calling anybody: rows of `work` with the kinds
+//! `moved` (deliveries that waited for a URL), `resend` and `notices` (events and notices about
+//! keys that end soon).
 //!
-//! A row is leased while its batch is done. Afterwards the caller ends it with [`done`], or makes it
-//! due again with [`again`]. Both leave the row alone if it has become due anew since the claim, for
-//! example because the partner has changed its URL once more. Triggers insert the rows of the first
-//! two kinds together with what they are about, and `notices` has one row for all partners.
+//! A row is leased while its batch is done. Afterwards the caller ends it with [`done`], or makes
+//! it due again with [`again`]. Both leave the row alone if it has become due anew since the claim,
+//! for example because the partner has changed its URL once more. Triggers insert the rows of the
+//! first two kinds together with what they are about, and `notices` has one row for all partners.
 //!
 //! Guarantee: as long as a resend runs or an endpoint moves, it has such a row. The locks of the
 //! batches themselves keep two processes from doing the same batch; the lease only saves effort.

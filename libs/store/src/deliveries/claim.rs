@@ -58,11 +58,12 @@ pub struct DeliveryTarget {
 /// How long a target holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// The [configuration version](accounts::options::configuration_version) at which it was read. At
-    /// another one the endpoint may have another URL or other secrets, be blocked or paused, or be
-    /// gone.
+    /// The [configuration version](accounts::options::configuration_version) at which it was read.
+    /// At another one the endpoint may have another URL or other secrets, be blocked or paused, or
+    /// be gone.
     pub configuration_version: i64,
-    /// When the old secret of a rotation ends, by the clock of the database; `None` if there is none.
+    /// When the old secret of a rotation ends, by the clock of the database; `None` if there is
+    /// none.
     pub until: Option<OffsetDateTime>,
 }
 
@@ -303,14 +304,14 @@ struct Row {
 /// without it, deliveries that are leased. Of events only their work says when they are due.
 ///
 /// Every delivery belongs to a partner. All other tables are joined from the left, because an
-/// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.
-/// A delivery that names an endpoint or an order of another partner is read as if these were gone, so a
-/// role that may only insert deliveries sends nothing of one partner to another one. The profile of a
-/// topup opens for its own partner only.
-/// Some columns are answers to a question:
+/// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an
+/// eSIM. A delivery that names an endpoint or an order of another partner is read as if these were
+/// gone, so a role that may only insert deliveries sends nothing of one partner to another one. The
+/// profile of a topup opens for its own partner only. Some columns are answers to a question:
 ///
 /// - `pointless`: the delivery need no longer be sent.
-/// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was queued.
+/// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was
+///   queued.
 /// - `fans_out`: further endpoints may want the same topup.
 /// - `reusable`: the [lean claim](super::claim_known()) may use the endpoint as it is read here.
 async fn read(

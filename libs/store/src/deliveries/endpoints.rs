@@ -2,17 +2,17 @@
 //! partners, and moved to a new URL.
 //!
 //! A partner has a first endpoint from the beginning, and may have [further
-//! ones](accounts::partners::endpoints) and a channel for [notices](super::notices). Here all of them are
-//! equal. Each has its own failures and blocks, so that no endpoint stops another one of the same
-//! partner.
+//! ones](accounts::partners::endpoints) and a channel for [notices](super::notices). Here all of
+//! them are equal. Each has its own failures and blocks, so that no endpoint stops another one of
+//! the same partner.
 //!
 //! Guarantee: a delivery to a blocked endpoint waits and uses up no attempt. When a block ends, one
 //! delivery is sent as a probe (its claim decides that). If anything is acknowledged, the block
 //! ends for good; each failed probe doubles it.
 //!
-//! An endpoint whose host has not proved that it wants webhooks is always blocked in this sense, from
-//! each webhook to a second later ([`PACE`]), so that a free account cannot flood a stranger. A proof
-//! ends that ([`prove`]).
+//! An endpoint whose host has not proved that it wants webhooks is always blocked in this sense,
+//! from each webhook to a second later ([`PACE`]), so that a free account cannot flood a stranger.
+//! A proof ends that ([`prove`]).
 //!
 //! Without blocks, a dead endpoint would hold permits for requests that fail, and its deliveries
 //! would use up their retries. The record of attempts counts failures here. Operators pause and
@@ -39,9 +39,9 @@ use super::notices::{HealthChange, NoticeContent};
 pub const LONGEST_LEASE: Duration = Duration::from_secs(30);
 
 /// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
-/// pause stays, because only who has set it, or an operator, ends it. Endpoints without failures are not written.
-/// An endpoint that is not proven gets its next webhook after [`PACE`]. Returns the recoveries of those
-/// whose partners were told that they fail.
+/// pause stays, because only who has set it, or an operator, ends it. Endpoints without failures
+/// are not written. An endpoint that is not proven gets its next webhook after [`PACE`]. Returns
+/// the recoveries of those whose partners were told that they fail.
 pub(super) async fn forget_failures(
     connection: &mut PgConnection,
     endpoints: &[Uuid],
@@ -95,8 +95,8 @@ pub(super) struct FailedAttempts {
 ///
 /// `failing` locks the endpoints in one order, so that two notifiers wait for each other instead of
 /// deadlocking. The failures are added, and the endpoint is blocked if its probe failed or the sum
-/// reaches the limit. The condition at the end leaves a row alone while the endpoint is blocked, unless
-/// its probe is among the failed attempts, and always while it is paused.
+/// reaches the limit. The condition at the end leaves a row alone while the endpoint is blocked,
+/// unless its probe is among the failed attempts, and always while it is paused.
 ///
 /// `told` is what the partner is told, and `told_at` changes only together with it. So a row that
 /// has the time of this transaction there tells a change. An endpoint stays `blocked` in this sense
@@ -374,8 +374,8 @@ async fn make_retries_due(
     Ok(statement.execute(connection).await?.rows_affected())
 }
 
-/// Ends the pause or block of an endpoint, as an operator. A notifier then makes the retries due, as
-/// after a new URL.
+/// Ends the pause or block of an endpoint, as an operator. A notifier then makes the retries due,
+/// as after a new URL.
 pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE partner_endpoints

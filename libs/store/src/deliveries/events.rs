@@ -1,5 +1,5 @@
-//! Events: deliveries other than the specified webhook. A partner can ask for some kinds of them, at
-//! each of its endpoints.
+//! Events: deliveries other than the specified webhook. A partner can ask for some kinds of them,
+//! at each of its endpoints.
 //!
 //! An event is an ordinary delivery with another kind and another body, so the notifier sends it
 //! like any other. Three things are different: an event is created together with its work, because
@@ -138,10 +138,10 @@ impl Subject {
     }
 }
 
-/// Deletes pending events that have become pointless, and deliveries to endpoints that were deleted,
-/// with their work. Tests, notices and what a sandbox account makes itself stay as exhausted ones, because
-/// limits count them: otherwise a partner that deletes an endpoint or a channel, or turns an event off
-/// and on, would also delete what it has caused.
+/// Deletes pending events that have become pointless, and deliveries to endpoints that were
+/// deleted, with their work. Tests, notices and what a sandbox account makes itself stay as
+/// exhausted ones, because limits count them: otherwise a partner that deletes an endpoint or a
+/// channel, or turns an event off and on, would also delete what it has caused.
 pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
     let statement = sqlx::query!(
         "WITH ended AS (
@@ -224,8 +224,8 @@ pub async fn test(
 ) -> Result<EndpointTestResult> {
     let partner_id = endpoint.partner_id;
     transaction!(connection, "events::test", |transaction| {
-        // The lock of the partner's row lets one request after the other pass, so that two requests at
-        // the same time do not create two tests.
+        // The lock of the partner's row lets one request after the other pass, so that two requests
+        // at the same time do not create two tests.
         let query = sqlx::query!(
             r#"SELECT e.url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
            FROM partners p JOIN partner_endpoints e ON e.partner_id = p.partner_id
@@ -261,9 +261,9 @@ pub async fn test(
             return Ok(TransactionEnd::Rollback(EndpointTestResult::TooSoon(left)));
         }
         let id = DeliveryId::new();
-        // The work is due at `-infinity`, which is before all other work of the partner. The look at
-        // due work and the claim recognise a test by this time, and find it even while the endpoint is
-        // blocked.
+        // The work is due at `-infinity`, which is before all other work of the partner. The look
+        // at due work and the claim recognise a test by this time, and find it even while the
+        // endpoint is blocked.
         let statement = sqlx::query!(
             "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, created_at, endpoint_id)

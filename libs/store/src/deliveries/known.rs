@@ -1,5 +1,5 @@
-//! The lean claim of fresh deliveries: it reads the delivery and its eSIM, and takes the endpoint from
-//! what an earlier [claim](super::claim()) has read.
+//! The lean claim of fresh deliveries: it reads the delivery and its eSIM, and takes the endpoint
+//! from what an earlier [claim](super::claim()) has read.
 //!
 //! It exists because nearly every webhook goes to an endpoint that this notifier has just used, and
 //! because each table that a statement opens costs as much as its rows.
@@ -38,10 +38,10 @@ struct Row {
 }
 
 /// Claims first attempts of ready units that are `younger_than` this, as [`claim`](super::claim())
-/// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner at this configuration
-/// version and at the time of the statement, which is that of the database: a clock of this process
-/// may stand still while its machine is suspended. The other deliveries are not returned, and neither are those that any other
-/// condition concerns; `claim` decides about them.
+/// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner at this
+/// configuration version and at the time of the statement, which is that of the database: a clock
+/// of this process may stand still while its machine is suspended. The other deliveries are not
+/// returned, and neither are those that any other condition concerns; `claim` decides about them.
 pub async fn claim_known(
     connection: &mut PgConnection,
     ids: &[DeliveryId],

@@ -44,8 +44,8 @@ pub struct EndedAttempt {
     pub status: Option<u16>,
     /// The class of the result, as one word.
     pub class: &'static str,
-    /// What was wrong, if no readable response arrived. It is our text and holds neither the URL nor
-    /// anything of the response.
+    /// What was wrong, if no readable response arrived. It is our text and holds neither the URL
+    /// nor anything of the response.
     pub detail: Option<String>,
     /// The endpoint has returned the code of a test, which proves that its host wants webhooks.
     pub proves: bool,
@@ -63,9 +63,9 @@ pub enum AttemptResult {
         error: String,
         /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
-        /// The delay if this attempt turns out to be the first of its schedule, because the partner had
-        /// the webhook sent again while it was in flight (`desk::self_service::send_again`); `None` if
-        /// nothing is tried again in any case.
+        /// The delay if this attempt turns out to be the first of its schedule, because the partner
+        /// had the webhook sent again while it was in flight (`desk::self_service::send_again`);
+        /// `None` if nothing is tried again in any case.
         retry_if_resent: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint_failed: bool,
@@ -96,8 +96,8 @@ impl EndedAttempt {
 /// counted late, which only delays its block.
 ///
 /// What a partner is told of a change is created in the transaction of the change. Returns these
-/// notices. A partner gets at most `notices_per_day` of them within 24 hours; those beyond it are left
-/// out.
+/// notices. A partner gets at most `notices_per_day` of them within 24 hours; those beyond it are
+/// left out.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[EndedAttempt],
@@ -163,8 +163,8 @@ pub async fn record(
     Ok(made)
 }
 
-/// Records attempts of any kind, and tells the partners whose first webhook is exhausted. A batch in
-/// which no retries end costs one statement.
+/// Records attempts of any kind, and tells the partners whose first webhook is exhausted. A batch
+/// in which no retries end costs one statement.
 async fn record_others(
     connection: &mut PgConnection,
     attempts: &[&EndedAttempt],
@@ -269,9 +269,9 @@ struct Acknowledged {
 /// does not move here and is left to [`record_any`]. Due work that came into being meanwhile is
 /// deleted by the claim that finds it.
 ///
-/// The commit returns before the disk or a standby has stored it, because no further step depends on
-/// this record. If the server dies within the next moments, these deliveries are pending again, and
-/// their webhooks are repeated with the same id.
+/// The commit returns before the disk or a standby has stored it, because no further step depends
+/// on this record. If the server dies within the next moments, these deliveries are pending again,
+/// and their webhooks are repeated with the same id.
 async fn record_acknowledged(
     connection: &mut PgConnection,
     attempts: &[&EndedAttempt],

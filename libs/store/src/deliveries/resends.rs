@@ -6,8 +6,8 @@
 //!
 //! - One webhook: it is made due in the transaction that stores the row, so the row has ended.
 //! - A filter of one partner: it has a row of `work`, and the notifiers work it off in batches
-//!   ([`step`]). Each batch makes the next matching deliveries due and moves the position in the same
-//!   transaction. The deliveries are then sent like any other ones.
+//!   ([`step`]). Each batch makes the next matching deliveries due and moves the position in the
+//!   same transaction. The deliveries are then sent like any other ones.
 //! - A filter of several partners (`desk::operator::resends`): a row without a partner, and one
 //!   of the second kind for each partner that has something to send. They name it as
 //!   what they are a part of.
@@ -16,15 +16,16 @@
 //!
 //! - Nothing is lost or done twice if a process dies: a batch and the new position commit together.
 //!   Only what was being sent at that moment may be sent a second time, as always.
-//! - The endpoint's own pace: at most `most_due` deliveries to each endpoint are due at a time, so a
-//!   slow or blocked endpoint makes its resend wait, and its new webhooks do not wait behind
+//! - The endpoint's own pace: at most `most_due` deliveries to each endpoint are due at a time, so
+//!   a slow or blocked endpoint makes its resend wait, and its new webhooks do not wait behind
 //!   thousands of old ones. Other partners have turns of their own in the looks at due work.
 //! - A webhook whose attempt began after the resend is not part of it, so one that fails again
 //!   keeps its schedule of retries.
 //! - A partner has one running resend at most; an index enforces that.
 //!
 //! Ingress calls [`begin`], [`list`], [`find`] and [`cancel`] for self-service, and the notifier
-//! [`step`] (from [`super::batches`]), [`running`] and [`forget`]. The partners' API calls a resend a redelivery.
+//! [`step`] (from [`super::batches`]), [`running`] and [`forget`]. The partners' API calls a resend
+//! a redelivery.
 
 mod again;
 mod wanted;
@@ -90,8 +91,8 @@ pub enum ResendStart {
     NoEndpoint,
 }
 
-/// Begins a resend at the request of a partner, and records that. It is refused while another
-/// one runs, and until `interval` has passed since the last one began, so that a webhook is not sent
+/// Begins a resend at the request of a partner, and records that. It is refused while another one
+/// runs, and until `interval` has passed since the last one began, so that a webhook is not sent
 /// again and again.
 pub async fn begin(
     connection: &mut PgConnection,
@@ -322,8 +323,8 @@ pub struct ResendStep {
 /// waits for its attempt any more.
 pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<ResendStep> {
     transaction!(connection, "resends::step", |transaction| {
-        // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
-        // alone would let the planner read all running resends instead of this one.
+        // The lock keeps other notifiers and a cancellation out until this batch has committed.
+        // `IS NULL` alone would let the planner read all running resends instead of this one.
         let query = sqlx::query!(
             r#"SELECT partner_id AS "partner_id!", state, since, until, phase, after_at, after_id, now() AS "now!" FROM resends
            WHERE resend_id = $1 AND coalesce(ended_at, 'infinity') = 'infinity' FOR UPDATE SKIP LOCKED"#,
@@ -405,8 +406,8 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
     })
 }
 
-/// The number of webhooks that are due, or in flight, at the endpoint of the partner that has most of
-/// them, counted up to `most`.
+/// The number of webhooks that are due, or in flight, at the endpoint of the partner that has most
+/// of them, counted up to `most`.
 async fn due_soon(connection: &mut PgConnection, partner: Uuid, most: u32) -> Result<u64> {
     let query = sqlx::query_scalar!(
         r#"SELECT max(due) AS "due!"

@@ -6,8 +6,8 @@
 //! reads about as many rows as it finds, however many deliveries the partner has had. It changes
 //! nothing, and reads no rows of other partners.
 //!
-//! A walk goes on from a [`WalkPosition`], which is a time and an id. The row at the position may be
-//! gone by then. Deliveries that change meanwhile may be missed or be found twice, because the
+//! A walk goes on from a [`WalkPosition`], which is a time and an id. The row at the position may
+//! be gone by then. Deliveries that change meanwhile may be missed or be found twice, because the
 //! pages are separate statements.
 
 use domain::{MaybeStored, PartnerId, standing::DeliveryState};
@@ -17,8 +17,9 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 /// How long before the range of a filter the creation of a delivery may be. A filter selects by the
-/// time of the last attempt, but [`WalkSource::All`] is read by the time of creation. Retries end after
-/// about 28 hours, so a week covers all deliveries except those that were sent again much later.
+/// time of the last attempt, but [`WalkSource::All`] is read by the time of creation. Retries end
+/// after about 28 hours, so a week covers all deliveries except those that were sent again much
+/// later.
 const REACH: Duration = Duration::days(7);
 /// The maximum number of rows of one page.
 const LOOK: usize = 1_000;
@@ -312,9 +313,9 @@ impl Walk {
         })
     }
 
-    /// Deliveries with work, which has a lane of its own for each endpoint, and those that the sweep has not passed and that have none, because
-    /// their first lease has not ended. The latter are due since their creation. A test is due at
-    /// `-infinity`, which is shown as 1970.
+    /// Deliveries with work, which has a lane of its own for each endpoint, and those that the
+    /// sweep has not passed and that have none, because their first lease has not ended. The latter
+    /// are due since their creation. A test is due at `-infinity`, which is shown as 1970.
     async fn pending(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<WalkRow>> {
         let rows = sqlx::query_as!(
             WalkRow,

@@ -9,7 +9,8 @@ pub enum PlacementRefusal {
     Rejected { status: String, message: String },
     /// The request certainly never reached the provider.
     NotSent,
-    /// The provider was reached and carried nothing out, because it was too busy or denied us access.
+    /// The provider was reached and carried nothing out, because it was too busy or denied us
+    /// access.
     NotCarriedOut,
 }
 

@@ -1,10 +1,10 @@
 //! What a provider says about purchases on hold when an operator asks.
 //!
-//! Only provisioners hold the credentials of providers, so [`ask`] makes work of the question, and a
-//! provisioner looks the purchase up. One that is found goes on by the ordinary settlement, because a
-//! parked placement takes a late response. What else it says is [noted](note) in the history, where
-//! [`answers`] finds it, and the purchase stays on hold: only a person decides to give it up or to buy
-//! it again.
+//! Only provisioners hold the credentials of providers, so [`ask`] makes work of the question, and
+//! a provisioner looks the purchase up. One that is found goes on by the ordinary settlement,
+//! because a parked placement takes a late response. What else it says is [noted](note) in the
+//! history, where [`answers`] finds it, and the purchase stays on hold: only a person decides to
+//! give it up or to buy it again.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::history::{self, Note};
 
-/// Makes the question about these purchases due, those that are on hold and may be asked about. Returns
-/// them. One that is bought, and whose profiles are missing, is asked for these now.
+/// Makes the question about these purchases due, those that are on hold and may be asked about.
+/// Returns them. One that is bought, and whose profiles are missing, is asked for these now.
 ///
 /// A disputed one is left out, because no answer moves it, and so is one that may be at several
 /// providers, because the answer of one of them says too little.
@@ -44,8 +44,8 @@ pub async fn ask(
     Ok(asked.into_iter().map(PlacementId::from).collect())
 }
 
-/// Notes what the provider has said of a purchase that stays on hold, and ends the question. A purchase
-/// that has changed since it was claimed is left as it is.
+/// Notes what the provider has said of a purchase that stays on hold, and ends the question. A
+/// purchase that has changed since it was claimed is left as it is.
 pub async fn note(
     connection: &mut PgConnection,
     placement_id: PlacementId,

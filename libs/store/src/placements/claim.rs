@@ -1,6 +1,6 @@
 //! The claim of placements: it takes the leases of due ones, and records an attempt of each that is
-//! to be bought. The module `purchases` of the provisioner calls [`claim`] with the placements that got
-//! permits.
+//! to be bought. The module `purchases` of the provisioner calls [`claim`] with the placements that
+//! got permits.
 //!
 //! Guarantee: whoever gets a placement that was `accepted` is the only one that may send its
 //! attempt, because `begin_attempts` moves it on under its row lock and records the number of the
@@ -33,11 +33,12 @@ pub enum PlacementClaim {
     /// may name a placement that has due work; the next claim of that work finds that it no longer
     /// applies and deletes it.
     Fresh,
-    /// Placements with due work of this activity, in any state; the claim first takes their leases. Work
-    /// that has become the other activity's since it was found is left to that one's worker and permits.
+    /// Placements with due work of this activity, in any state; the claim first takes their leases.
+    /// Work that has become the other activity's since it was found is left to that one's worker
+    /// and permits.
     Due(Activity),
-    /// Placements with due work of either activity, even while the breaker of the provider is open; see
-    /// [`crate::providers::probe`].
+    /// Placements with due work of either activity, even while the breaker of the provider is open;
+    /// see [`crate::providers::probe`].
     Probe,
 }
 
@@ -64,8 +65,8 @@ pub struct ClaimedPlacement {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
     /// holder may send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// How it was claimed. The settlement of one that was claimed [fresh](PlacementClaim::Fresh) need not
-    /// delete due work. If there is some after all, the claim that finds it deletes it.
+    /// How it was claimed. The settlement of one that was claimed [fresh](PlacementClaim::Fresh)
+    /// need not delete due work. If there is some after all, the claim that finds it deletes it.
     pub claim: PlacementClaim,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
@@ -82,8 +83,8 @@ pub struct ClaimedPlacement {
     /// meaning only if `was` is `placing`: from `accepted` it is always true, because the call is
     /// the one that this claim allows, and later states have an outcome.
     pub call_may_be_in_flight: bool,
-    /// The ingress process that verdicts and readiness events go to, because it may still answer the
-    /// order. `None` after `answer_by`, and if its job was published after its answer.
+    /// The ingress process that verdicts and readiness events go to, because it may still answer
+    /// the order. `None` after `answer_by`, and if its job was published after its answer.
     pub report_to: Option<Uuid>,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
@@ -136,9 +137,9 @@ struct Row {
 /// Claims placements of a provider, and returns those that this process must work on now. While the
 /// breaker of the provider is open, it returns nothing, except for [`PlacementClaim::Probe`].
 ///
-/// Placements that are `accepted` move by [`domain::placement::PlacementEvent::Claim`], which records the
-/// attempt before anything is sent. Others are claimed only for a look-up or a collect, and only as
-/// due work.
+/// Placements that are `accepted` move by [`domain::placement::PlacementEvent::Claim`], which
+/// records the attempt before anything is sent. Others are claimed only for a look-up or a collect,
+/// and only as due work.
 ///
 /// The steps are separate statements and transactions. Once attempts are recorded, no later error
 /// may end the claim, because only this process may send them: all other placements can be found
@@ -197,7 +198,8 @@ async fn claim_due(
     if leased.is_empty() {
         return Ok(Vec::new());
     }
-    // A look-up buys nothing, even if its placement has become `accepted` since its lease was taken.
+    // A look-up buys nothing, even if its placement has become `accepted` since its lease was
+    // taken.
     let begun = match claim {
         PlacementClaim::Due(Activity::LookUps) => Vec::new(),
         _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim))?,
@@ -237,8 +239,8 @@ fn split_by_first_claim(
     (claimed, unread)
 }
 
-/// Reads claimed placements, and parks those whose rows cannot be read. It returns no error, because
-/// that would lose the attempts that this claim has recorded.
+/// Reads claimed placements, and parks those whose rows cannot be read. It returns no error,
+/// because that would lose the attempts that this claim has recorded.
 async fn read_or_park(
     connection: &mut PgConnection,
     provider: &str,
@@ -277,12 +279,13 @@ async fn read_or_park(
 /// Returns the leased ones.
 ///
 /// `free` finds the rows of due work that are still due. Since the look that found them they have
-/// waited for a permit, so another process may have leased them, which moved `at` into the future, or
-/// have looked up and found no purchase, so that they are due to buy again, with a permit of the other
-/// activity. Or the breaker may have opened. `SKIP LOCKED` leaves out rows that another process is
-/// leasing at this moment, so that no claim waits for another one. The `UPDATE` then takes the leases:
-/// it moves `at` to the end of the lease. A placement that has gone to another provider is left to that
-/// one. `$3` is true for a probe, which no open breaker stops, and which may be of either activity.
+/// waited for a permit, so another process may have leased them, which moved `at` into the future,
+/// or have looked up and found no purchase, so that they are due to buy again, with a permit of the
+/// other activity. Or the breaker may have opened. `SKIP LOCKED` leaves out rows that another
+/// process is leasing at this moment, so that no claim waits for another one. The `UPDATE` then
+/// takes the leases: it moves `at` to the end of the lease. A placement that has gone to another
+/// provider is left to that one. `$3` is true for a probe, which no open breaker stops, and which
+/// may be of either activity.
 async fn take_leases(
     connection: &mut PgConnection,
     provider: &str,
@@ -316,8 +319,8 @@ async fn take_leases(
 }
 
 /// Records an attempt of each of these placements that is still `accepted`. This is the only
-/// statement that allows a purchase. Its commit is flushed, unlike those of orders that wait for a verdict:
-/// their 201 rests on this flush, which comes later in the log (safeguard `flush-claim`).
+/// statement that allows a purchase. Its commit is flushed, unlike those of orders that wait for a
+/// verdict: their 201 rests on this flush, which comes later in the log (safeguard `flush-claim`).
 ///
 /// - `free` locks the placements that may be bought, if the breaker allows it. Under its row lock
 ///   the statement sees the newest state, so if two processes claim the same placement, one of them
@@ -325,8 +328,8 @@ async fn take_leases(
 ///   process cannot hold up the others; if it is still `accepted` later, the sweep or the next look
 ///   finds it.
 /// - `claimed` records the attempt: its number, its time, and that nothing is known of its outcome.
-/// - `first_claim` is what the purchase needs of the order and its units. It holds for the first attempt
-///   only, because a later one may be at another provider.
+/// - `first_claim` is what the purchase needs of the order and its units. It holds for the first
+///   attempt only, because a later one may be at another provider.
 async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
@@ -405,18 +408,18 @@ impl Begun {
 /// A claimed placement of which this process knows no more than this.
 struct Unread {
     placement_id: Uuid,
-    /// The attempt that this process has recorded; `None` if the placement is leased for a look-up or a
-    /// collect.
+    /// The attempt that this process has recorded; `None` if the placement is leased for a look-up
+    /// or a collect.
     begun: Option<i32>,
 }
 
 /// Reads claimed placements with their orders and units. It changes nothing.
 ///
-/// - One whose attempt this process has recorded is read as it was before that, `accepted`. It is left
-///   out if another process has settled the attempt since, because then it is not this process' to
-///   send.
-/// - One that is leased is left out if it has become `accepted`, or has gone to another provider: then
-///   its next claim buys it.
+/// - One whose attempt this process has recorded is read as it was before that, `accepted`. It is
+///   left out if another process has settled the attempt since, because then it is not this
+///   process' to send.
+/// - One that is leased is left out if it has become `accepted`, or has gone to another provider:
+///   then its next claim buys it.
 /// - `esims` has a row for each unit that the provider has named. A unit with `ready_at` has its
 ///   profile, and counts as ready whatever its topup says.
 async fn read(

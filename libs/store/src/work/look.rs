@@ -1,5 +1,5 @@
-//! What a look at due work is asked and finds. `tests/schedules` compiles this file, too, so it needs
-//! no database.
+//! What a look at due work is asked and finds. `tests/schedules` compiles this file, too, so it
+//! needs no database.
 
 use domain::PartnerId;
 

@@ -1,5 +1,5 @@
-//! The notifier's work that it does in batches: a row of `work` exists as long as there is something
-//! to do, whoever caused it, and none is lost that comes while another one is finished.
+//! The notifier's work that it does in batches: a row of `work` exists as long as there is
+//! something to do, whoever caused it, and none is lost that comes while another one is finished.
 
 use std::time::Duration;
 
@@ -138,7 +138,8 @@ async fn a_resend_that_another_process_works_on_is_not_gone() {
     assert!(!step.gone && !step.ended && !step.more, "{step:?}");
 }
 
-/// Old events are deleted and ending keys looked for once a minute, by whichever notifier comes first.
+/// Old events are deleted and ending keys looked for once a minute, by whichever notifier comes
+/// first.
 #[tokio::test]
 async fn the_notices_are_one_row_for_all_partners_and_processes() {
     let bench = Bench::new().await;
@@ -158,8 +159,8 @@ async fn the_notices_are_one_row_for_all_partners_and_processes() {
     assert_eq!(claim(&mut notifier).await.len(), 1);
 }
 
-/// Deliveries that wait for a URL go on waiting when a pause ends. Otherwise they would become due and
-/// be held again, over and over, because a move ends only when none is held for a URL.
+/// Deliveries that wait for a URL go on waiting when a pause ends. Otherwise they would become due
+/// and be held again, over and over, because a move ends only when none is held for a URL.
 #[tokio::test]
 async fn the_end_of_a_pause_without_a_url_moves_nothing() {
     let bench = Bench::new().await;

@@ -159,8 +159,8 @@ async fn what_another_has_locked_is_left_to_it() {
     );
 }
 
-/// A look-up waits for its permit while another process makes it and finds no purchase. The same row is
-/// due to buy again then, for which there has to be a permit of purchases.
+/// A look-up waits for its permit while another process makes it and finds no purchase. The same
+/// row is due to buy again then, for which there has to be a permit of purchases.
 #[tokio::test]
 async fn who_waited_to_look_up_buys_nothing() {
     let bench = Bench::new().await;
@@ -431,7 +431,8 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     );
 }
 
-/// Nulls what the first claim finds on the row of the placement, as it is on placements of many units.
+/// Nulls what the first claim finds on the row of the placement, as it is on placements of many
+/// units.
 const NOT_ON_THE_ROW: &str =
     "UPDATE placements SET first_claim = NULL WHERE placement_id::text = $1";
 
@@ -497,8 +498,8 @@ async fn a_later_attempt_reads_what_a_new_provider_is_asked_for() {
     bench.settle(&[not_bought(id, 1)]).await;
     let renamed = "UPDATE topups SET provider_option_id = 'renamed' WHERE placement_id::text = $1";
     bench.set(renamed, id).await;
-    // The settlement has erased what the order wrote for its first claim. What is left, for whatever
-    // reason, is not believed either.
+    // The settlement has erased what the order wrote for its first claim. What is left, for
+    // whatever reason, is not believed either.
     bench.stored(order_of(vec![part(PROVIDER, &[0])])).await;
     let left = "UPDATE placements SET first_claim = (SELECT first_claim FROM placements WHERE state = 'accepted'
                                                      AND first_claim IS NOT NULL)

@@ -282,8 +282,8 @@ async fn the_first_endpoint_is_shown_as_paused_whoever_has_paused_it() {
     assert_eq!(shown.unwrap().unwrap().state, EndpointState::Paused);
 }
 
-/// An operator who asks who changed an endpoint finds what it was and what it is, without the path of its
-/// URL, which may hold a secret.
+/// An operator who asks who changed an endpoint finds what it was and what it is, without the path
+/// of its URL, which may hold a secret.
 #[tokio::test]
 async fn what_a_partner_changes_is_recorded_with_before_and_after() {
     let bench = Bench::new().await;
@@ -330,8 +330,8 @@ async fn what_a_partner_changes_is_recorded_with_before_and_after() {
     assert!(after.is_null(), "{after}");
 }
 
-/// The look at all endpoints counts in one pass. It must say what the look at one partner says, and may
-/// leave out only endpoints of which nothing is to be known.
+/// The look at all endpoints counts in one pass. It must say what the look at one partner says, and
+/// may leave out only endpoints of which nothing is to be known.
 #[tokio::test]
 async fn all_endpoints_with_something_to_know_are_noted_with_the_numbers_of_each_partner() {
     let bench = Bench::new().await;

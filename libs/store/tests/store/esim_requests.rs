@@ -133,7 +133,8 @@ async fn a_breaker_that_is_not_closed_lets_one_request_through_as_its_probe() {
     assert_eq!(probing.unwrap().len(), 1);
 }
 
-/// The two kinds are two rows, and a call about the give-back answers the question about the use, too.
+/// The two kinds are two rows, and a call about the give-back answers the question about the use,
+/// too.
 #[tokio::test]
 async fn what_is_asked_is_work_until_it_is_answered() {
     let bench = Bench::new().await;

@@ -1,5 +1,6 @@
 //! Events other than the specified webhook: each one is created once, is sent like any delivery,
-//! and is deleted when it becomes pointless. [`urls`] has the moves of waiting deliveries to a new URL.
+//! and is deleted when it becomes pointless. [`urls`] has the moves of waiting deliveries to a new
+//! URL.
 
 mod urls;
 
@@ -27,8 +28,8 @@ const URL: &str = "https://partner.example/hook";
 const HOUR: Duration = Duration::from_hours(1);
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// Whatever erases, archives or tells of a topup finds the events about it by `events_of_topup`, so an
-/// event of which that function does not know is not made: it would survive an erasure.
+/// Whatever erases, archives or tells of a topup finds the events about it by `events_of_topup`, so
+/// an event of which that function does not know is not made: it would survive an erasure.
 #[tokio::test]
 async fn no_event_about_a_topup_is_made_that_an_erasure_would_not_find() {
     let bench = Bench::new().await;

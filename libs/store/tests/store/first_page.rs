@@ -1,6 +1,6 @@
-//! What the first page of the console must name although it sees the database only: NATS that is down,
-//! and a provider that denies our account. And what it says of purchases on hold that an operator asks
-//! about.
+//! What the first page of the console must name although it sees the database only: NATS that is
+//! down, and a provider that denies our account. And what it says of purchases on hold that an
+//! operator asks about.
 
 use std::time::Duration;
 
@@ -150,8 +150,8 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
     assert!(all[0].balance_at.is_some());
 }
 
-/// An option of a provider that nobody serves matters while it is on sale, and afterwards only for an
-/// order of it that waits.
+/// An option of a provider that nobody serves matters while it is on sale, and afterwards only for
+/// an order of it that waits.
 #[tokio::test]
 async fn an_option_out_of_sale_needs_no_provisioner() {
     let bench = Bench::registered().await;

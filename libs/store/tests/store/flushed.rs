@@ -1,5 +1,5 @@
-//! An order that waits for a verdict is committed without a flush of the log. Whoever is told of it, by
-//! whatever way, is told of an order that survives a crash of the server right after.
+//! An order that waits for a verdict is committed without a flush of the log. Whoever is told of
+//! it, by whatever way, is told of an order that survives a crash of the server right after.
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 

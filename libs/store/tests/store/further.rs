@@ -1,5 +1,5 @@
-//! Further endpoints: each gets the topups that it wants, whatever becomes of the other endpoints of
-//! its partner and of the processes that create its deliveries.
+//! Further endpoints: each gets the topups that it wants, whatever becomes of the other endpoints
+//! of its partner and of the processes that create its deliveries.
 
 use std::time::Duration;
 
@@ -262,8 +262,8 @@ async fn what_was_ready_before_goes_to_a_new_endpoint_on_request() {
     }
 }
 
-/// Whatever crashes: the sweep creates what a claim has not created, whatever became of the delivery
-/// to the first endpoint in the meantime.
+/// Whatever crashes: the sweep creates what a claim has not created, whatever became of the
+/// delivery to the first endpoint in the meantime.
 #[tokio::test]
 async fn the_sweep_fans_out_what_no_claim_has() {
     let bench = Bench::new().await;
@@ -646,7 +646,8 @@ async fn events_go_to_the_endpoints_that_asked_for_them() {
     assert_eq!(endpoints_of(&bench.claim_all_due().await), expected);
 }
 
-/// The link to the event is looked at when the failure commits, and the endpoint may be gone by then.
+/// The link to the event is looked at when the failure commits, and the endpoint may be gone by
+/// then.
 #[tokio::test]
 async fn a_unit_fails_while_its_partner_deletes_an_endpoint() {
     let bench = Bench::new().await;

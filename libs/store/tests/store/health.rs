@@ -1,5 +1,6 @@
-//! Every statement that changes the health of an endpoint is executed in every health, and its effect
-//! is compared with [`Health::after`]. So the SQL and the machine of `libs/domain` cannot drift apart.
+//! Every statement that changes the health of an endpoint is executed in every health, and its
+//! effect is compared with [`Health::after`]. So the SQL and the machine of `libs/domain` cannot
+//! drift apart.
 
 use std::time::Duration;
 
@@ -168,8 +169,8 @@ impl Bench {
             ..attempted(id, 99, result)
         };
         let batch: Vec<EndedAttempt> = match event {
-            // They are of deliveries that do not exist, or are not due for this attempt, so nothing but
-            // the endpoint changes.
+            // They are of deliveries that do not exist, or are not due for this attempt, so nothing
+            // but the endpoint changes.
             EndpointEvent::Failed {
                 attempts,
                 probe: of,

@@ -57,7 +57,8 @@ async fn an_order_that_goes_straight_has_no_history() {
     assert!(bench.noted(&order).await.is_empty());
 }
 
-/// Each attempt and each look-up is remembered, although the row of the placement has the last only.
+/// Each attempt and each look-up is remembered, although the row of the placement has the last
+/// only.
 #[tokio::test]
 async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     let bench = Bench::new().await;
@@ -134,8 +135,8 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     );
 }
 
-/// What an operator has resolved as not bought was confirmed and parked all the same: the provider may bill
-/// it.
+/// What an operator has resolved as not bought was confirmed and parked all the same: the provider
+/// may bill it.
 #[tokio::test]
 async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() {
     let bench = Bench::new().await;
@@ -221,8 +222,8 @@ async fn a_wait_that_a_late_response_ended_is_remembered() {
     assert_eq!(kinds(&noted), [("parked", Some(1)), ("cleared", None)]);
 }
 
-/// A block of an endpoint and its end are remembered, whichever statement sets them, and the story of an
-/// order that waited for the endpoint tells them.
+/// A block of an endpoint and its end are remembered, whichever statement sets them, and the story
+/// of an order that waited for the endpoint tells them.
 #[tokio::test]
 async fn a_block_of_an_endpoint_and_its_end_are_remembered() {
     let bench = Bench::new().await;
@@ -256,8 +257,8 @@ async fn a_block_of_an_endpoint_and_its_end_are_remembered() {
     assert_eq!(told.len(), 2, "{told:?}");
 }
 
-/// An error that goes away hides nothing: what was found out is noted and told when the settlement is
-/// repeated. So nothing is changed before it is noted.
+/// An error that goes away hides nothing: what was found out is noted and told when the settlement
+/// is repeated. So nothing is changed before it is noted.
 #[tokio::test]
 async fn a_transient_error_loses_no_note_and_no_alarm() {
     let bench = Bench::new().await;

@@ -1,4 +1,5 @@
-//! Endpoints that a notifier knows: which deliveries the lean claim returns, and which changes it sees.
+//! Endpoints that a notifier knows: which deliveries the lean claim returns, and which changes it
+//! sees.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc, time::Duration};
 
@@ -260,8 +261,8 @@ async fn a_block_does_not_wait_for_a_long_change_of_the_catalogue_or_of_partners
     assert_eq!(version().await, before + 1);
 }
 
-/// The secret that a rotation has replaced ends by the clock of the database. A clock of the notifier
-/// stands still while its machine is suspended.
+/// The secret that a rotation has replaced ends by the clock of the database. A clock of the
+/// notifier stands still while its machine is suspended.
 #[tokio::test]
 async fn the_end_of_a_replaced_secret_is_that_of_the_database() {
     let bench = Bench::new().await;

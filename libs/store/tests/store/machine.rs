@@ -281,8 +281,8 @@ async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
     assert!(moved > 20, "{moved} transitions");
 }
 
-/// The claim of due rows records an attempt where [`PlacementEvent::Claim`] applies; elsewhere it is a
-/// lease.
+/// The claim of due rows records an attempt where [`PlacementEvent::Claim`] applies; elsewhere it
+/// is a lease.
 #[tokio::test]
 async fn what_is_due_is_taken_up_as_the_machine_says() {
     let bench = Bench::new().await;
@@ -342,8 +342,8 @@ async fn a_recovery_claims_as_the_machine_says() {
             .unwrap_or(start.placement);
         if after.state == PlacementState::Placing {
             after.not_found = false;
-            // Another provider may have sold it after the dump, so an operator looks at all of them, and
-            // the row still names them.
+            // Another provider may have sold it after the dump, so an operator looks at all of
+            // them, and the row still names them.
             if after.alternatives > 0 {
                 after.state = PlacementState::Parked;
             }
@@ -352,8 +352,8 @@ async fn a_recovery_claims_as_the_machine_says() {
     }
 }
 
-/// An unknown outcome changes the time of the next look-up, if there is one, and keeps an attempt that
-/// is open from going to another provider.
+/// An unknown outcome changes the time of the next look-up, if there is one, and keeps an attempt
+/// that is open from going to another provider.
 #[tokio::test]
 async fn an_unknown_outcome_moves_only_the_next_look() {
     let bench = Bench::new().await;

@@ -467,8 +467,9 @@ async fn codes_are_sent_rarely() {
     };
 }
 
-/// Setting a channel, removing it and setting another one, again and again, while the notifier works:
-/// each code that is not acknowledged would be retried, and is pointless once its channel is gone.
+/// Setting a channel, removing it and setting another one, again and again, while the notifier
+/// works: each code that is not acknowledged would be retried, and is pointless once its channel is
+/// gone.
 #[tokio::test]
 async fn removing_a_channel_makes_no_room_for_codes() {
     let bench = Bench::new().await;

@@ -207,8 +207,8 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
     assert!(bench.resolve(id, Resolution::NotBought).await.is_ok());
 }
 
-/// After a restored dump, any provider of a routed placement may have it. The operator names the one
-/// that has it, and its profiles are collected there.
+/// After a restored dump, any provider of a routed placement may have it. The operator names the
+/// one that has it, and its profiles are collected there.
 #[tokio::test]
 async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_there() {
     let bench = Bench::new().await;
@@ -360,8 +360,8 @@ async fn waiting(bench: &Bench, sessions: i64) {
     .await;
 }
 
-/// Two operators act on one placement at the same moment: each must see what the other has done, also
-/// if it waited for the other's lock.
+/// Two operators act on one placement at the same moment: each must see what the other has done,
+/// also if it waited for the other's lock.
 #[tokio::test]
 async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_again() {
     for then_retried in [true, false] {

@@ -295,7 +295,8 @@ async fn a_row_that_cannot_be_read_is_parked_alone() {
     let bench = Bench::registered().await;
     let bad = bench.overdue().await;
     let good = bench.overdue().await;
-    // What the first claim reads is damaged, so it reads the topups, and there is a damaged one, too.
+    // What the first claim reads is damaged, so it reads the topups, and there is a damaged one,
+    // too.
     for damage in [
         "UPDATE placements SET first_claim = '{' WHERE placement_id::text = $1",
         "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",

@@ -122,7 +122,8 @@ async fn a_lock_that_is_not_free_is_explained_by_its_holder() {
     let begin = "SET idle_in_transaction_session_timeout = 0; SET application_name = 'psql of Ann';
          BEGIN; LOCK TABLE placements IN ROW EXCLUSIVE MODE";
     crate::bench::execute(&mut holder, begin).await;
-    // The connections of the stages have a shorter limit for statements; those of esimctl have none.
+    // The connections of the stages have a shorter limit for statements; those of esimctl have
+    // none.
     let mut connection = bench.connection().await;
     crate::bench::execute(&mut connection, "SET statement_timeout = 0").await;
     let error = recover::recover(&mut connection, false, Mode::Preview)

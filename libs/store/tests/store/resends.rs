@@ -231,8 +231,8 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
     let recorded = "SELECT count(*) FROM operator_actions WHERE command = 'webhooks redeliver' AND target LIKE '%' || $1";
     assert_eq!(bench.value::<i64>(recorded, partner).await, 1);
 
-    // Only so many are due at a time, until these are sent. Of each batch the first one fails again,
-    // and is not sent a second time.
+    // Only so many are due at a time, until these are sent. Of each batch the first one fails
+    // again, and is not sent a second time.
     let mut sent = BTreeSet::new();
     while bench.resend(partner, id).await.ended_at.is_none() {
         let mut resent = 0;

@@ -1,5 +1,5 @@
-//! The privileges of the database roles and the functions that check what a role may do. What each role can
-//! and cannot do is tried in the module `stolen`.
+//! The privileges of the database roles and the functions that check what a role may do. What each
+//! role can and cannot do is tried in the module `stolen`.
 
 use std::collections::BTreeSet;
 
@@ -22,8 +22,8 @@ async fn refused(connection: &mut PgConnection, statement: &'static str) -> Stri
         .into_owned()
 }
 
-/// The console resolves a give-back that is parked after the attempt that its operator has seen, and
-/// no other one. So it erases the profile of no eSIM that nobody has given back.
+/// The console resolves a give-back that is parked after the attempt that its operator has seen,
+/// and no other one. So it erases the profile of no eSIM that nobody has given back.
 #[tokio::test]
 async fn the_console_erases_only_the_profile_of_a_parked_give_back() {
     let bench = Bench::new().await;
@@ -84,8 +84,8 @@ async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() 
             .await
             .unwrap();
     }
-    // What was read of the configuration before counts as current no more, and no version of a row is
-    // given out twice.
+    // What was read of the configuration before counts as current no more, and no version of a row
+    // is given out twice.
     assert!(version().await >= before + 1_000_000);
     bench
         .sql(

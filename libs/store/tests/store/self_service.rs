@@ -277,8 +277,8 @@ async fn units_are_shown_as_they_are() {
     }
 }
 
-/// Both requests have seen that the webhook can be sent again. One of them sends it, and the other one
-/// gets the answer of a repeat.
+/// Both requests have seen that the webhook can be sent again. One of them sends it, and the other
+/// one gets the answer of a repeat.
 #[tokio::test]
 async fn of_two_redeliveries_at_once_one_sends_and_the_other_one_repeats() {
     let bench = Bench::new().await;
@@ -349,8 +349,8 @@ async fn one_redelivery_in_an_interval() {
     assert_eq!(recorded, 1);
 }
 
-/// A rejected unit is not told as failed while its order may still get its 422: the partner would refund
-/// its customer, and then learn that nothing was ordered.
+/// A rejected unit is not told as failed while its order may still get its 422: the partner would
+/// refund its customer, and then learn that nothing was ordered.
 #[tokio::test]
 async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
     let bench = Bench::new().await;
@@ -434,8 +434,8 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
     assert_eq!(told(&partly).await, some);
 }
 
-/// The event of a failed unit is stored before it is clear whether the order gets its 422. Until then,
-/// and if it does, there is nothing to show.
+/// The event of a failed unit is stored before it is clear whether the order gets its 422. Until
+/// then, and if it does, there is nothing to show.
 #[tokio::test]
 async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
     let bench = Bench::new().await;

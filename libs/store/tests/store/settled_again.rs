@@ -1,5 +1,5 @@
-//! A settlement that is repeated, by the process that does not know what its first writing has made, or
-//! by another process that has fetched the same profiles.
+//! A settlement that is repeated, by the process that does not know what its first writing has
+//! made, or by another process that has fetched the same profiles.
 
 use domain::TopupId;
 use store::placements::{Progress, SettledUnit};
@@ -26,8 +26,8 @@ async fn a_repeated_settlement_changes_nothing() {
     let purchase = [bought(placement(&order), 1, units, true)];
     assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
     let before = bench.everything(order.order_id).await;
-    // The process that repeats a settlement does not know yet what the first writing of it has made,
-    // so it is told once more.
+    // The process that repeats a settlement does not know yet what the first writing of it has
+    // made, so it is told once more.
     for repeated in [
         purchase.clone(),
         purchase.map(|purchase| fresh(&order, purchase)),

@@ -1,5 +1,5 @@
-//! What everybody is told of each unit that the states allow: `tests/standings.txt` is a table to read,
-//! and this test compares it. `UPDATE_STANDINGS=1` writes it anew.
+//! What everybody is told of each unit that the states allow: `tests/standings.txt` is a table to
+//! read, and this test compares it. `UPDATE_STANDINGS=1` writes it anew.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! What somebody can do who has stolen the database role of one program, and nothing else: no master
-//! key, no other role. Each test logs in as that role.
+//! What somebody can do who has stolen the database role of one program, and nothing else: no
+//! master key, no other role. Each test logs in as that role.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -300,8 +300,8 @@ fn claims(cell: &str) -> BTreeSet<&str> {
     cell.split("; ").collect()
 }
 
-/// Each claim of the table is tried with the role that it is about, and each claim that is tried stands
-/// in the table.
+/// Each claim of the table is tried with the role that it is about, and each claim that is tried
+/// stands in the table.
 #[tokio::test]
 async fn the_table_of_stolen_roles_is_right_in_each_claim() {
     let bench = Bench::new().await;
@@ -354,8 +354,8 @@ const BROKEN: &str = "SELECT unnest(ARRAY[
     CASE WHEN (SELECT count(*) FROM orders) + (SELECT count(*) FROM placements) + (SELECT count(*) FROM topups)
               + (SELECT count(*) FROM esims) + (SELECT count(*) FROM deliveries) < 8 THEN 'lost' END])";
 
-/// The only columns by which a role can break the promise, with how it does so. Each of them is what the
-/// program is for, and the table in `docs/security.md` says it.
+/// The only columns by which a role can break the promise, with how it does so. Each of them is
+/// what the program is for, and the table in `docs/security.md` says it.
 const BREAK: [(&str, &[&str]); 5] = rows! {
     "ingress" => &["UPDATE deliveries.state: not sent"];
     "provisioner" => &[
@@ -439,9 +439,9 @@ async fn changes(connection: &mut PgConnection, role: DatabaseRole) -> Vec<(Stri
     found
 }
 
-/// Each column of each privilege is tried: an order that may be bought is neither bought again nor given
-/// up nor told as failed, its external id stays taken, and what is ready is kept and sent, but for what
-/// the table says.
+/// Each column of each privilege is tried: an order that may be bought is neither bought again nor
+/// given up nor told as failed, its external id stays taken, and what is ready is kept and sent,
+/// but for what the table says.
 #[tokio::test]
 async fn no_role_breaks_the_promise_by_a_column_that_it_may_change() {
     let bench = Bench::new().await;
@@ -518,8 +518,8 @@ fn could_be_sent(delivery: &deliveries::ClaimedDelivery) -> bool {
     }
 }
 
-/// Inserts a webhook of a topup to an endpoint of a partner, which names the order of another topup. The
-/// kind is the default, because the provisioner may name none.
+/// Inserts a webhook of a topup to an endpoint of a partner, which names the order of another
+/// topup. The kind is the default, because the provisioner may name none.
 async fn forge(
     bench: &Bench,
     stage: &str,
@@ -542,8 +542,8 @@ async fn forge(
     id
 }
 
-/// The role of the provisioner, or of the notifier, inserts a delivery of somebody else's unit to an
-/// endpoint of its own. The honest notifier reads it, and does not send the profile.
+/// The role of the provisioner, or of the notifier, inserts a delivery of somebody else's unit to
+/// an endpoint of its own. The honest notifier reads it, and does not send the profile.
 #[tokio::test]
 async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let bench = Bench::new().await;
@@ -643,8 +643,8 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     assert!(could_be_sent(&own.deliveries[0]));
 }
 
-/// An event about somebody else's unit is not sent, whatever its kind is and whichever order it names,
-/// and whoever listens is not shown it. What it says is true: the unit has failed.
+/// An event about somebody else's unit is not sent, whatever its kind is and whichever order it
+/// names, and whoever listens is not shown it. What it says is true: the unit has failed.
 #[tokio::test]
 async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
     let bench = Bench::new().await;
@@ -778,8 +778,8 @@ async fn a_request_asks_the_provider_of_its_esim_only() {
     }
 }
 
-/// What somebody has set for a stolen role (`ALTER ROLE`) ends with the next migration, although a new
-/// password does not end it.
+/// What somebody has set for a stolen role (`ALTER ROLE`) ends with the next migration, although a
+/// new password does not end it.
 #[tokio::test]
 async fn the_settings_of_a_stolen_role_end_with_the_next_migration() {
     let bench = Bench::new().await;

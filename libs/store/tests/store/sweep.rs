@@ -129,8 +129,8 @@ async fn after_a_long_stop_the_sweep_catches_up_in_stretches() {
     assert!(sweeps > 10, "{sweeps}");
 }
 
-/// An idle system sweeps rarely, and so hardly writes. All of it is one transaction, in which the time
-/// stands still.
+/// An idle system sweeps rarely, and so hardly writes. All of it is one transaction, in which the
+/// time stands still.
 #[tokio::test]
 async fn a_sweep_is_left_out_only_while_it_would_find_nothing() {
     let bench = Bench::new().await;

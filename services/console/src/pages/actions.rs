@@ -36,7 +36,8 @@ const WAYS: [(&str, &str); 3] = [
     (API, "requests of partners"),
 ];
 const API: &str = "api";
-/// How many actions are looked through for those of a partner, a command or a way, which no index finds.
+/// How many actions are looked through for those of a partner, a command or a way, which no index
+/// finds.
 const LOOKED_THROUGH: usize = 5_000;
 
 #[derive(Template)]
@@ -48,7 +49,8 @@ struct Page {
     acts: Vec<(&'static str, &'static str)>,
     ways: [(&'static str, &'static str); 3],
     rows: Vec<Row>,
-    /// What the rows are, and how far the list has looked, if it has not looked through all actions.
+    /// What the rows are, and how far the list has looked, if it has not looked through all
+    /// actions.
     foot: String,
 }
 

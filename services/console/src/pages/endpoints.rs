@@ -1,5 +1,5 @@
-//! The endpoints of partners: their states in words, and the acts on them. They stand on the page of
-//! their partner, and those that need somebody on Needs a person, too.
+//! The endpoints of partners: their states in words, and the acts on them. They stand on the page
+//! of their partner, and those that need somebody on Needs a person, too.
 //!
 //! Of webhook URLs only the host is shown, because partners put secrets into the rest.
 
@@ -33,8 +33,8 @@ use crate::{
 /// The shortest time between two tests of an endpoint, as partners have it.
 const BETWEEN_TESTS: Duration = Duration::from_secs(10);
 
-/// The endpoints that do not take their webhooks, or have some that were given up, as the overview and the
-/// list of webhooks show them.
+/// The endpoints that do not take their webhooks, or have some that were given up, as the overview
+/// and the list of webhooks show them.
 pub(crate) struct FailingEndpoints {
     pub(crate) rows: Vec<FailingRow>,
     /// How many are not listed.

@@ -100,8 +100,8 @@ struct PlacementRow {
     /// The providers that have rejected it, and those that may follow or may have it.
     route: Option<String>,
     parked: bool,
-    /// What its form offers. Nothing is delivered for an order that was answered with 422, and what has an
-    /// eSIM already would be bought twice.
+    /// What its form offers. Nothing is delivered for an order that was answered with 422, and what
+    /// has an eSIM already would be bought twice.
     may_be_bought: bool,
     may_be_retried: bool,
     /// The further providers that a person may find to have it.
@@ -124,8 +124,8 @@ pub(super) struct UnitRow {
     /// Whether this session may say what became of its parked give-back.
     pub(super) resolve: bool,
     pub(super) delivery: String,
-    /// The state and the attempts of the delivery that the page shows, which the action compares: after
-    /// it was sent again it is in the same state.
+    /// The state and the attempts of the delivery that the page shows, which the action compares:
+    /// after it was sent again it is in the same state.
     pub(super) seen: String,
     /// Whether this session may send its webhook again.
     pub(super) resend: bool,

@@ -324,8 +324,8 @@ pub(crate) async fn preview(
     })
 }
 
-/// Refuses a range of time that no preview shows. A preview reaches back at most as far as a duration
-/// may be long, and its form may be sent up to a day later.
+/// Refuses a range of time that no preview shows. A preview reaches back at most as far as a
+/// duration may be long, and its form may be sent up to a day later.
 fn check_range(
     since: OffsetDateTime,
     until: OffsetDateTime,
@@ -449,7 +449,8 @@ pub(crate) async fn show(
     })
 }
 
-/// Why a resend that runs does not go on: no notifier works, or endpoints of its partner get nothing now.
+/// Why a resend that runs does not go on: no notifier works, or endpoints of its partner get
+/// nothing now.
 fn stands_still(report: &HealthReport, partner: Option<Uuid>, now: OffsetDateTime) -> Vec<String> {
     if is_dead(report, Stage::Notifier) {
         return vec![

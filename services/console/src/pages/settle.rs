@@ -1,9 +1,10 @@
-//! Purchases on hold by cause: what became of all of them, in one act. The provider is asked first. A
-//! provisioner looks each purchase up, because it holds the credentials; one that is found goes on by
-//! itself, and the page says of each other one what the provider answered. Where no answer proves an
-//! absence, an operator pastes the list that the provider's portal exports. Only then the page offers what
-//! fits: one that is in the list was bought, and one that is certainly not there may be given up or bought
-//! again. Each purchase is settled in a transaction of its own with its record, as on the page of its order.
+//! Purchases on hold by cause: what became of all of them, in one act. The provider is asked first.
+//! A provisioner looks each purchase up, because it holds the credentials; one that is found goes
+//! on by itself, and the page says of each other one what the provider answered. Where no answer
+//! proves an absence, an operator pastes the list that the provider's portal exports. Only then the
+//! page offers what fits: one that is in the list was bought, and one that is certainly not there
+//! may be given up or bought again. Each purchase is settled in a transaction of its own with its
+//! record, as on the page of its order.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -78,8 +79,8 @@ struct Row {
     says: String,
     /// Since when, or why.
     detail: String,
-    /// Whether its provider has confirmed it once. Then it is not offered to be bought again here, where a
-    /// line of many is looked at for a moment; the page of its order offers what fits.
+    /// Whether its provider has confirmed it once. Then it is not offered to be bought again here,
+    /// where a line of many is looked at for a moment; the page of its order offers what fits.
     bought: bool,
     seen: String,
 }
@@ -120,14 +121,14 @@ fn cause_of(one: &ListedPlacement) -> String {
 struct OnHold {
     provider: String,
     cause: String,
-    /// When the provider was asked last ([`actions::mark`]). It is read before everything else that the
-    /// page shows, so that a question in between makes the page one of before it.
+    /// When the provider was asked last ([`actions::mark`]). It is read before everything else that
+    /// the page shows, so that a question in between makes the page one of before it.
     seen: String,
     found: Vec<ListedPlacement>,
 }
 
-/// Reads the purchases on hold for a cause. One that may be at several providers is settled on the page
-/// of its order, because one list does not say what became of it.
+/// Reads the purchases on hold for a cause. One that may be at several providers is settled on the
+/// page of its order, because one list does not say what became of it.
 async fn on_hold(app: &App, fields: &FormFields) -> Result<OnHold, Problem> {
     let provider = fields.get("provider").unwrap_or_default().to_owned();
     let cause = fields.get("cause").unwrap_or_default().to_owned();
@@ -156,8 +157,8 @@ async fn on_hold(app: &App, fields: &FormFields) -> Result<OnHold, Problem> {
     })
 }
 
-/// The ids in a list, with or without their dashes. The list is read once, however many purchases are
-/// then compared with it.
+/// The ids in a list, with or without their dashes. The list is read once, however many purchases
+/// are then compared with it.
 fn ids(list: &str) -> HashSet<Uuid> {
     let mut ids = HashSet::new();
     // The last 32 digits in a row, and how many there are. What does not fit is shifted out.
@@ -252,8 +253,8 @@ async fn not_asked(app: &App, provider: &str) -> Result<Option<String>, Problem>
     Ok(breakers::not_asked(provider, breaker, runs))
 }
 
-/// What somebody says became of a purchase on hold, and how that is recorded. The forms of one purchase and
-/// of many send the same words.
+/// What somebody says became of a purchase on hold, and how that is recorded. The forms of one
+/// purchase and of many send the same words.
 pub(crate) fn decided(found: &str) -> Option<(Resolution, Command)> {
     match found {
         "bought" => Some((Resolution::Bought, Command::PlacementBought)),
@@ -340,7 +341,8 @@ pub(crate) async fn show(
     shown(&app, &visit.session, on_hold, (&answers, None), asked).await
 }
 
-/// Asks the provider which of the purchases it has, and leads back to the page, which shows the answers.
+/// Asks the provider which of the purchases it has, and leads back to the page, which shows the
+/// answers.
 pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
     let reason = act.fields.reason()?;
     let OnHold {
@@ -397,7 +399,8 @@ pub(crate) async fn settle(
 ) -> Result<Response, Problem> {
     let reason = act.fields.reason()?;
     let found = on_hold(&app, &act.fields).await?.found;
-    // All are read before the first one is recorded, so that a form that makes no sense changes nothing.
+    // All are read before the first one is recorded, so that a form that makes no sense changes
+    // nothing.
     let mut chosen = Vec::new();
     for one in &found {
         let id = one.placement_id.to_string();

@@ -33,8 +33,8 @@ pub(super) fn products(order: &OrderView) -> String {
     format::products(counts)
 }
 
-/// How the standing of a unit is coloured. What waits for nobody is no fault, and only a webhook that
-/// arrived is good news.
+/// How the standing of a unit is coloured. What waits for nobody is no fault, and only a webhook
+/// that arrived is good news.
 pub(super) fn class(standing: Standing) -> &'static str {
     match standing.must_act() {
         NextActor::Partner | NextActor::Operator => "bad",

@@ -67,8 +67,8 @@ fn answer(one: &AttemptView) -> String {
     }
 }
 
-/// What can be told to the partner: how often the webhook was tried, what its endpoint said last, and what
-/// comes next.
+/// What can be told to the partner: how often the webhook was tried, what its endpoint said last,
+/// and what comes next.
 fn sentence(view: &View, host: &str, tries: &[AttemptView]) -> String {
     let esim = view.topup_id.as_deref();
     let esim = esim.map_or_else(String::new, |id| format!(" for eSIM {id}"));

@@ -1,5 +1,5 @@
-//! The list of webhooks, newest first, by partner, state and time: which ones do not arrive, and what the
-//! endpoint has answered last. It is the list of `esimctl delivery list`.
+//! The list of webhooks, newest first, by partner, state and time: which ones do not arrive, and
+//! what the endpoint has answered last. It is the list of `esimctl delivery list`.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -291,8 +291,8 @@ pub(crate) async fn show(
     })
 }
 
-/// The newest webhooks of these filters as CSV, in UTC. Like that of orders it is sent to partners, and
-/// names nobody where we buy.
+/// The newest webhooks of these filters as CSV, in UTC. Like that of orders it is sent to partners,
+/// and names nobody where we buy.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
     let head = [

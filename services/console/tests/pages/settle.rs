@@ -120,7 +120,8 @@ async fn purchases_on_hold_are_compared_with_the_list_of_the_provider_and_settle
     bench.stop().await;
 }
 
-/// What a provisioner notes when it has asked: it has no such purchase, or there was no usable response.
+/// What a provisioner notes when it has asked: it has no such purchase, or there was no usable
+/// response.
 async fn noted(connection: &mut PgConnection, id: PlacementId, kind: HistoryKind) {
     let attempt: i32 = sqlx::query_scalar("SELECT attempt FROM placements WHERE placement_id = $1")
         .bind(id.uuid())
@@ -230,8 +231,8 @@ async fn what_an_operator_may_not_say_of_a_purchase_is_not_offered() {
     bench.stop().await;
 }
 
-/// Lets the database fail with this code whenever a row of this table is changed whose column has this
-/// value.
+/// Lets the database fail with this code whenever a row of this table is changed whose column has
+/// this value.
 async fn failing(
     connection: &mut PgConnection,
     code: &str,
@@ -248,8 +249,8 @@ async fn failing(
         .unwrap();
 }
 
-/// A form that settles several and ends in the middle says how many are recorded, which one failed, and that
-/// nothing of the rest was changed.
+/// A form that settles several and ends in the middle says how many are recorded, which one failed,
+/// and that nothing of the rest was changed.
 #[tokio::test]
 async fn purchases_that_are_settled_until_the_database_fails_are_told() {
     let bench = Bench::start().await;

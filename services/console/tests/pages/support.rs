@@ -189,8 +189,8 @@ impl Bench {
         }
     }
 
-    /// The commands of recorded actions that came from the console, oldest first. Each sign-in of a test
-    /// sets a password first, which is recorded, too, and left out here.
+    /// The commands of recorded actions that came from the console, oldest first. Each sign-in of a
+    /// test sets a password first, which is recorded, too, and left out here.
     pub async fn recorded(&self) -> Vec<String> {
         let mut connection = self.database.connect().await.unwrap();
         sqlx::query_scalar(

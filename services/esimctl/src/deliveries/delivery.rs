@@ -85,7 +85,8 @@ pub struct DeliveryListArgs {
     #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"])
         .try_map(|name| name.parse::<DeliveryState>()))]
     state: Option<DeliveryState>,
-    /// List only deliveries to this endpoint; the id of a partner's first endpoint is that of the partner
+    /// List only deliveries to this endpoint; the id of a partner's first endpoint is that of the
+    /// partner
     #[arg(long, value_name = "ID")]
     endpoint: Option<EndpointId>,
     #[command(flatten)]
@@ -194,7 +195,8 @@ async fn show(
         .iter()
         .map(|attempt| answer(vault, id, attempt))
         .collect();
-    // A unit has a webhook for each endpoint, and one of them may arrive while another one does not.
+    // A unit has a webhook for each endpoint, and one of them may arrive while another one does
+    // not.
     let further = match webhook_id {
         WebhookId::Topup(topup_id) => deliveries::further(&mut connection, topup_id).await?,
         WebhookId::Event(_) => Vec::new(),

@@ -1,8 +1,8 @@
 //! `esimctl endpoint`: shows the state of partners' webhook endpoints, and pauses or resumes them.
 //!
 //! Notifiers read this state before they send a webhook and block failing endpoints by themselves.
-//! A pause is a block without an end that an operator or the partner sets. Neither loses a webhook or
-//! uses up an attempt.
+//! A pause is a block without an end that an operator or the partner sets. Neither loses a webhook
+//! or uses up an attempt.
 
 use clap::{Args, Subcommand};
 use desk::operator;

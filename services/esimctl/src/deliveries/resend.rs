@@ -1,8 +1,9 @@
 //! `esimctl resend`: sends webhooks again: one, those of a partner, or those of all.
 //!
-//! One webhook is due when the command ends. Many are worked off by the notifiers in batches, at the
-//! pace of each endpoint, which goes on when this program ends. The console starts and shows the same
-//! resends, and those that partners have asked for are among them (partners call them redeliveries).
+//! One webhook is due when the command ends. Many are worked off by the notifiers in batches, at
+//! the pace of each endpoint, which goes on when this program ends. The console starts and shows
+//! the same resends, and those that partners have asked for are among them (partners call them
+//! redeliveries).
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -101,8 +102,8 @@ pub struct Start {
     /// Only webhooks in this state; `undelivered` stands for all that were not delivered
     #[arg(long, default_value = "exhausted", value_enum)]
     state: Which,
-    /// The start of the range of time of the last attempt, as a time such as `2025-01-29T12:00:00Z`,
-    /// or an age such as `2h` of at most 365 days
+    /// The start of the range of time of the last attempt, as a time such as
+    /// `2025-01-29T12:00:00Z`, or an age such as `2h` of at most 365 days
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// The end of that range, exclusive [default: now]

@@ -65,7 +65,8 @@ pub enum OrderCommand {
         /// An id of the order
         ///
         /// It is our order id, a placement id (the order id at the provider), a topup id, an ICCID,
-        /// the provider's number of the purchase or of the unit, or the partner's external order id.
+        /// the provider's number of the purchase or of the unit, or the partner's external order
+        /// id.
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         id: String,
     },

@@ -116,8 +116,9 @@ pub enum PartnerCommand {
     Set(Box<PartnerSetArgs>),
     /// Replace a partner's keys or its webhook secret, and print the new ones once
     ///
-    /// The old ones stay valid for a while, so that the partner can change over without an interruption:
-    /// requests may be signed with both keys, and webhooks are signed with both secrets.
+    /// The old ones stay valid for a while, so that the partner can change over without an
+    /// interruption: requests may be signed with both keys, and webhooks are signed with both
+    /// secrets.
     #[command(after_help = rotate::EXAMPLES)]
     Rotate(Rotate),
     /// End keys that are in wrong hands, at once

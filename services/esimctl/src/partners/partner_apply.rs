@@ -1,11 +1,13 @@
-//! `esimctl partner apply`: brings partner accounts, their limits and their endpoints to what a file says.
+//! `esimctl partner apply`: brings partner accounts, their limits and their endpoints to what a
+//! file says.
 //!
-//! Everything is compared and written in one transaction, so a file is applied as a whole or not at all, and
-//! the same file again changes nothing. Each change is recorded as the act that it is, such as `partner
-//! set-limits`. Nothing is removed because the file does not mention it: an account is disabled by
-//! `disabled: true` and erased by `partner erase`, and an endpoint is deleted by its partner. Two commands at
-//! the same time do not create an account twice: the row of versions, which each creation locks, lets one
-//! wait for the other, which it sees before it commits.
+//! Everything is compared and written in one transaction, so a file is applied as a whole or not at
+//! all, and the same file again changes nothing. Each change is recorded as the act that it is,
+//! such as `partner set-limits`. Nothing is removed because the file does not mention it: an
+//! account is disabled by `disabled: true` and erased by `partner erase`, and an endpoint is
+//! deleted by its partner. Two commands at the same time do not create an account twice: the row of
+//! versions, which each creation locks, lets one wait for the other, which it sees before it
+//! commits.
 
 use std::{io::IsTerminal, path::PathBuf};
 
@@ -85,8 +87,8 @@ pub struct PartnerApplyArgs {
     dry_run: bool,
     /// Write the new secrets to this new file instead of standard output
     ///
-    /// It is required where standard output is no terminal: the log of a job keeps what it is given, and
-    /// many can read it.
+    /// It is required where standard output is no terminal: the log of a job keeps what it is
+    /// given, and many can read it.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     secrets: Option<PathBuf>,
     #[command(flatten)]
@@ -265,8 +267,8 @@ async fn locked(
             found.push(None);
             continue;
         };
-        // By its name in one entry and by its id in another, it would become what the later one says, and
-        // the other way round with the next run of the same file.
+        // By its name in one entry and by its id in another, it would become what the later one
+        // says, and the other way round with the next run of the same file.
         if let Some(first) = found.iter().position(|one| *one == Some(id)) {
             bail!(
                 "{}: it is partner {id}, the same account as entry {first} of the file; remove one of the two",

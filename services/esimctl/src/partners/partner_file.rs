@@ -1,7 +1,8 @@
 //! The file of `esimctl partner apply`: its form, and what is checked before the database is asked.
 //!
-//! A field that is left out leaves the account as it is. Secrets never stand in the file: they are made when
-//! an account or an endpoint is created. `docs/partners.schema.json` is generated from the types here.
+//! A field that is left out leaves the account as it is. Secrets never stand in the file: they are
+//! made when an account or an endpoint is created. `docs/partners.schema.json` is generated from
+//! the types here.
 
 use accounts::partners::{Limit, NewLimits};
 use clap::ValueEnum;

@@ -1,5 +1,6 @@
-//! What `esimctl partner apply` has to do for an entry of its file: the difference between the entry and the
-//! stored account, as steps and as the words of a plan, which hold no secret and of a URL only its host.
+//! What `esimctl partner apply` has to do for an entry of its file: the difference between the
+//! entry and the stored account, as steps and as the words of a plan, which hold no secret and of a
+//! URL only its host.
 
 use accounts::partners::{Partner, PartnerLimits, endpoints::MOST};
 use anyhow::ensure;
@@ -239,7 +240,8 @@ fn listed(names: &[String]) -> Option<String> {
     Some(names.join(", ")).filter(|names| !names.is_empty())
 }
 
-/// What an account is before the change. A new one is what `partner create` makes of its environment.
+/// What an account is before the change. A new one is what `partner create` makes of its
+/// environment.
 struct Before {
     webhook_url: Option<String>,
     events: Vec<String>,

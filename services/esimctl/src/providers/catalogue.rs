@@ -4,9 +4,9 @@
 //! What belongs to the operator stays: the name and the details of an option, and whether it is on
 //! sale. An option whose product is gone is only named, unless the command is told to take such
 //! options out of sale. The price of each product is taken over as the most that we pay
-//! (`PRODUCT@PRICE`), so that a later rise is not paid silently. That holds for an option whose further
-//! provider sells the product, too; its standard fields are those of its first provider and stay. Products that could not be delivered
-//! are refused, each with its reason.
+//! (`PRODUCT@PRICE`), so that a later rise is not paid silently. That holds for an option whose
+//! further provider sells the product, too; its standard fields are those of its first provider and
+//! stay. Products that could not be delivered are refused, each with its reason.
 
 use std::collections::BTreeMap;
 
@@ -151,7 +151,8 @@ struct Report {
     products: usize,
     /// Products that become options.
     new: Vec<New>,
-    /// Products that are not imported, because other countries or only known products were asked for.
+    /// Products that are not imported, because other countries or only known products were asked
+    /// for.
     left_out: usize,
     /// Options whose product costs something else than they say.
     priced: Vec<Changed>,
@@ -244,8 +245,8 @@ struct Found {
     is_certain: bool,
 }
 
-/// Compares what the provider sells with our options of it. `product_of` is the product for which an
-/// option stands.
+/// Compares what the provider sells with our options of it. `product_of` is the product for which
+/// an option stands.
 fn compare<'a>(
     asked: &CataloguePullArgs,
     product_of: impl Fn(&'a str) -> &'a str,

@@ -2,9 +2,9 @@
 //!
 //! It uses the adapter of the provisioner and takes its turns within the provider's rate: while it
 //! reads, it counts as one more replica that shares `PROVIDER_RATE`, so a list of a thousand pages
-//! does not take the provider away from orders. The number of pages is bounded. A page that fails is
-//! asked for again a few times if the provider is only busy; otherwise nothing of the list is used,
-//! because a part of it would look as if the rest were gone.
+//! does not take the provider away from orders. The number of pages is bounded. A page that fails
+//! is asked for again a few times if the provider is only busy; otherwise nothing of the list is
+//! used, because a part of it would look as if the rest were gone.
 
 use std::{
     fmt::Display,
@@ -49,7 +49,8 @@ pub struct ProviderListArgs {
     /// Timeout of each call
     #[arg(long, default_value = "30s", value_parser = runtime::config::positive_duration)]
     timeout: Duration,
-    /// Maximum number of calls per second, which all provisioners and this command share; 0: no limit
+    /// Maximum number of calls per second, which all provisioners and this command share; 0: no
+    /// limit
     ///
     /// Set it as on the provisioner.
     #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]

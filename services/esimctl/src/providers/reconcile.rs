@@ -41,8 +41,9 @@ pub struct Reconcile {
     source: ProviderListArgs,
     /// Compare purchases of orders since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days. Archived orders are not in
-    /// the database any more, so take a time after which no order was archived.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
+    /// Archived orders are not in the database any more, so take a time after which no order was
+    /// archived.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: OffsetDateTime,
 }

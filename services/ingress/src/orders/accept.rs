@@ -11,18 +11,18 @@
 //!
 //! Guarantees:
 //!
-//! - A 201 is sent only after the commit is on disk. The verdict *placed* says that it is, because the
-//!   claim before the purchase was flushed; otherwise this module flushes it
-//!   ([`store::orders::flush_order`]). A 422 of the provider is sent only after PostgreSQL has refused
-//!   the whole order in one transaction.
+//! - A 201 is sent only after the commit is on disk. The verdict *placed* says that it is, because
+//!   the claim before the purchase was flushed; otherwise this module flushes it
+//!   ([`store::orders::flush_order`]). A 422 of the provider is sent only after PostgreSQL has
+//!   refused the whole order in one transaction.
 //! - No webhook precedes the 201 of its order. With verdicts, this process holds the readiness
 //!   events until the 201 has left. Without verdicts nobody holds them, so the jobs are published
 //!   only after the 201.
-//! - The commit and everything after it run in a task of their own ([`OrderService::submit`]). A partner
-//!   that hangs up cancels only the future of its request, and not a half-finished order.
+//! - The commit and everything after it run in a task of their own ([`OrderService::submit`]). A
+//!   partner that hangs up cancels only the future of its request, and not a half-finished order.
 //!
-//! [`super::create`] calls [`OrderService::submit`] with an order that [`OrderService::check`] has made. The
-//! module relies on [`super::handshake`] for verdicts and readiness events, and on
+//! [`super::create`] calls [`OrderService::submit`] with an order that [`OrderService::check`] has
+//! made. The module relies on [`super::handshake`] for verdicts and readiness events, and on
 //! [`pipeline::timing`] for deadlines that fit those of the other stages.
 
 use std::{
@@ -63,8 +63,8 @@ use crate::{
     },
 };
 
-/// The maximum number of orders in one commit, which bounds how long its transaction holds locks. Larger ones
-/// cost as much for each item.
+/// The maximum number of orders in one commit, which bounds how long its transaction holds locks.
+/// Larger ones cost as much for each item.
 const BATCH: usize = 256;
 /// The first pause before an undecided order with the same external id is read again. Each further
 /// pause is twice as long.
@@ -179,8 +179,8 @@ impl BatchWriter for InsertAndAnnounce {
     }
 
     /// Unlike the later stages, ingress inserts new rows only. So an error that is not about their
-    /// data, such as a missing privilege, concerns all orders of the batch, and a statement for each
-    /// of them would only add load while their partners wait.
+    /// data, such as a missing privilege, concerns all orders of the batch, and a statement for
+    /// each of them would only add load while their partners wait.
     fn one_is_at_fault(error: &pg::Error) -> bool {
         error.is_about_data()
     }
@@ -224,8 +224,8 @@ impl OrderService {
         answered
     }
 
-    /// Stores an order and sends its answer to the handler. After the commit it takes one of the two
-    /// paths in the diagram at the head of this module.
+    /// Stores an order and sends its answer to the handler. After the commit it takes one of the
+    /// two paths in the diagram at the head of this module.
     async fn store_and_answer(
         &self,
         mut order: NewOrder,
@@ -274,8 +274,8 @@ impl OrderService {
             }
             None => self.answer_then_publish(stored, admitted).await,
         }
-        // From here on this process sends no 201 of the order and does not refuse it. A 500 may still be
-        // on its way; it promises nothing.
+        // From here on this process sends no 201 of the order and does not refuse it. A 500 may
+        // still be on its way; it promises nothing.
         self.handshake
             .departures
             .note(order_id, answer_deadline.monotonic);
@@ -374,8 +374,8 @@ impl OrderService {
                     answer,
                 );
             }
-            // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises nothing,
-            // and a repeated request learns which of them is true.
+            // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises
+            // nothing, and a repeated request learns which of them is true.
             Err(error) => self.fail(OrderResult::Error, error, answer),
         }
     }
@@ -419,8 +419,8 @@ impl OrderService {
                 if decided {
                     return Ok(None);
                 }
-                // It may be another order each time: of several equal requests one after the other is
-                // refused.
+                // It may be another order each time: of several equal requests one after the other
+                // is refused.
                 if Instant::now() >= give_up {
                     return Err(UNDECIDED_ORDER);
                 }
@@ -543,8 +543,8 @@ async fn send_201_and_wait(
             option_id: topup.option_id,
         })
         .collect();
-    // Text and ids can always be encoded. If it failed all the same, `answer` would be dropped here,
-    // and the handler would send a 500.
+    // Text and ids can always be encoded. If it failed all the same, `answer` would be dropped
+    // here, and the handler would send a 500.
     let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
         return;
     };

@@ -1,10 +1,11 @@
 //! The check of an order against the catalogue: it turns a [`Draft`] into the order that is stored,
 //! with its placements and topups.
 //!
-//! Guarantee: an order with errors is not stored, and one response names all of its errors, those of
-//! the body and those that only the catalogue and the database show.
+//! Guarantee: an order with errors is not stored, and one response names all of its errors, those
+//! of the body and those that only the catalogue and the database show.
 //!
-//! [`super::create`] calls [`OrderService::check`] before it submits the order to [`super::accept`].
+//! [`super::create`] calls [`OrderService::check`] before it submits the order to
+//! [`super::accept`].
 
 use std::collections::BTreeMap;
 
@@ -149,8 +150,8 @@ impl OrderService {
             } else {
                 (option.provider.as_str(), option.provider_option_id.clone())
             };
-            // A provider that is not configured would never be asked, so the order would wait for it
-            // forever.
+            // A provider that is not configured would never be asked, so the order would wait for
+            // it forever.
             let is_served =
                 |one: &&OptionAtProvider| !sandbox && self.providers.contains(&one.provider);
             let alternatives: Vec<OptionAtProvider> = option

@@ -12,8 +12,8 @@ use crate::http::{
     error::{ApiError, RequestFault},
 };
 
-/// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so that
-/// it may get its 201. Usually the verdict is *placed*, and then neither step asks PostgreSQL.
+/// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so
+/// that it may get its 201. Usually the verdict is *placed*, and then neither step asks PostgreSQL.
 pub(super) async fn refusals_or_flush(
     database: &Database,
     order: &NewOrder,
@@ -30,8 +30,8 @@ pub(super) async fn refusals_or_flush(
 /// Refuses the order if no verdict says that it is carried out, and PostgreSQL confirms that no
 /// placement is bought or may be. Returns why, or `None` if the order stands.
 ///
-/// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which refuses
-/// all placements or none. Without any verdict, nothing suggests that the provider refused.
+/// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which
+/// refuses all placements or none. Without any verdict, nothing suggests that the provider refused.
 async fn refuse_unless_carried_out(
     database: &Database,
     order: &NewOrder,

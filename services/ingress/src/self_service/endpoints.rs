@@ -1,9 +1,9 @@
 //! All endpoints of a partner: the first one, which is its webhook URL, and further ones, each with
 //! its own secret, events, headers, pause and health.
 //!
-//! Guarantee: an endpoint of another partner is answered like an unknown one. Secrets and the values
-//! of headers are never shown after the request that set them. A URL passes the same checks as that
-//! of the first endpoint ([`super::webhook`]).
+//! Guarantee: an endpoint of another partner is answered like an unknown one. Secrets and the
+//! values of headers are never shown after the request that set them. A URL passes the same checks
+//! as that of the first endpoint ([`super::webhook`]).
 
 use accounts::partners::{
     self, RotationResult,

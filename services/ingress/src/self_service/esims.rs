@@ -1,12 +1,12 @@
 //! What became of a delivered eSIM: its data use, and giving it back.
 //!
-//! Ingress holds no credentials of providers. It stores the question in a row, and a provisioner asks
-//! the provider. The handlers look at the row until the answer is there, as the test of a webhook
-//! does.
+//! Ingress holds no credentials of providers. It stores the question in a row, and a provisioner
+//! asks the provider. The handlers look at the row until the answer is there, as the test of a
+//! webhook does.
 //!
-//! Guarantees: an answer about the use says how old it is. A give-back is `returned` or `refused` only
-//! once that is certain; until then it is under way, or on hold while an operator looks into it.
-//! Repeating a request changes nothing while a give-back is under way or done.
+//! Guarantees: an answer about the use says how old it is. A give-back is `returned` or `refused`
+//! only once that is certain; until then it is under way, or on hold while an operator looks into
+//! it. Repeating a request changes nothing while a give-back is under way or done.
 
 use std::time::Duration;
 

@@ -324,8 +324,8 @@ fn add_enums(document: &mut Value) {
     }
 }
 
-/// Gives each value of an enum a name that begins with that of the enum, because in Go the names of all
-/// values share one namespace.
+/// Gives each value of an enum a name that begins with that of the enum, because in Go the names of
+/// all values share one namespace.
 fn name_values(schemas: &mut Value) {
     for (name, schema) in schemas.as_object_mut().into_iter().flatten() {
         let Some(values) = schema["enum"].as_array() else {
@@ -353,8 +353,8 @@ fn refer(field: &mut Value, name: &str) {
     }
 }
 
-/// Replaces each copy of a schema by a reference to it. utoipa writes the schema of a shared response
-/// in full, and generators would make a type of every copy.
+/// Replaces each copy of a schema by a reference to it. utoipa writes the schema of a shared
+/// response in full, and generators would make a type of every copy.
 fn share(value: &mut Value, schemas: &Value) {
     let named = schemas.as_object().into_iter().flatten();
     for (name, schema) in named {
@@ -517,7 +517,8 @@ mod tests {
         assert_eq!(codes.len(), ErrorCode::VARIANTS.len());
     }
 
-    /// A Go client has a constructor `NewOrder` for a type `Order`, and all values of enums beside each other.
+    /// A Go client has a constructor `NewOrder` for a type `Order`, and all values of enums beside
+    /// each other.
     #[test]
     fn no_name_stands_twice_in_a_generated_client() {
         let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();

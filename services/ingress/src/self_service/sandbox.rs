@@ -1,5 +1,5 @@
-//! What a partner can cause in the sandbox to test its program: a further event that would otherwise
-//! come only every few months. (Options of the sandbox cause everything else.)
+//! What a partner can cause in the sandbox to test its program: a further event that would
+//! otherwise come only every few months. (Options of the sandbox cause everything else.)
 //!
 //! Guarantee: live accounts get a 403, and nothing of the account changes: the event looks like a
 //! real one, but no key ends.

@@ -171,8 +171,8 @@ pub(super) fn events(given: &Value) -> Result<Vec<EventKind>, RequestFault> {
         .collect())
 }
 
-/// Parses a URL, and makes all checks that need no name server. `no_string` says what the value must
-/// be if it is no string.
+/// Parses a URL, and makes all checks that need no name server. `no_string` says what the value
+/// must be if it is no string.
 pub(super) fn url(
     guard: &Guard,
     given: &Value,

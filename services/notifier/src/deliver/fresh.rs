@@ -9,8 +9,8 @@ use store::deliveries::{self, ClaimResult, DeliveryClaim};
 use super::Deliver;
 
 impl Deliver {
-    /// Claims fresh deliveries: those to endpoints that this process knows by the lean statement, and
-    /// the others by the one that also reads their endpoints.
+    /// Claims fresh deliveries: those to endpoints that this process knows by the lean statement,
+    /// and the others by the one that also reads their endpoints.
     pub(super) async fn claim_fresh(
         &self,
         connection: &mut PgConnection,

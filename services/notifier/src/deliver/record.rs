@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-/// The maximum number of items that one commit records, which bounds how long its transaction holds locks. Larger ones
-/// cost as much for each item.
+/// The maximum number of items that one commit records, which bounds how long its transaction holds
+/// locks. Larger ones cost as much for each item.
 const BATCH: usize = 512;
 
 /// Records an item by group commit, and retries while the database is away. After the soft stop

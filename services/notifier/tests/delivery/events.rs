@@ -180,9 +180,9 @@ async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
     bench.stop().await;
 }
 
-/// A sandbox account is free, and a small order of it makes thousands of webhooks. A host that it has
-/// chosen gets one at a time and one a second, until it returns the code of a test. Showing what it was
-/// sent proves nothing.
+/// A sandbox account is free, and a small order of it makes thousands of webhooks. A host that it
+/// has chosen gets one at a time and one a second, until it returns the code of a test. Showing
+/// what it was sent proves nothing.
 #[tokio::test]
 async fn a_host_that_a_sandbox_account_has_chosen_proves_itself_once() {
     let (mut bench, partner) = Bench::start_for("/operator").await;

@@ -18,8 +18,8 @@ pub enum PurchaseResult<'a> {
 /// Counts the end of a purchase.
 type End = Box<dyn FnOnce(PurchaseResult<'_>, Instant) + Send>;
 
-/// A purchase in flight. It ends by [`PurchaseInFlight::end`]. If it is dropped instead, for example because its
-/// task panicked, its outcome counts as unknown, which it is.
+/// A purchase in flight. It ends by [`PurchaseInFlight::end`]. If it is dropped instead, for
+/// example because its task panicked, its outcome counts as unknown, which it is.
 pub struct PurchaseInFlight(Option<End>);
 
 impl PurchaseInFlight {

@@ -1,9 +1,9 @@
 //! The settings of our account at one provider.
 //!
-//! Each provider lists its settings beside its adapter ([`KnownProvider::settings`]), and reads them
-//! from its [`ProviderAccount`] by the ends of their names, such as `ACCESS_KEY`. A variable is the provider's
-//! name in capitals, with `_` for `-`, followed by the name of the setting, for example
-//! `ESIM_ACCESS_URL`. Every error names the variable that is wrong.
+//! Each provider lists its settings beside its adapter ([`KnownProvider::settings`]), and reads
+//! them from its [`ProviderAccount`] by the ends of their names, such as `ACCESS_KEY`. A variable
+//! is the provider's name in capitals, with `_` for `-`, followed by the name of the setting, for
+//! example `ESIM_ACCESS_URL`. Every error names the variable that is wrong.
 
 use std::{collections::BTreeMap, fmt::Display};
 

@@ -1,9 +1,9 @@
 //! The lists of a provider, page by page: what it sells, and what it has sold us. `esimctl` reads
 //! them; nothing that buys depends on them.
 //!
-//! A page is read whole or not at all if its shape is wrong, because a list with a hole would look as
-//! if something were gone. A single product with an odd field is refused by itself and named, so that
-//! one mistake of the provider does not keep thousands of others from being read.
+//! A page is read whole or not at all if its shape is wrong, because a list with a hole would look
+//! as if something were gone. A single product with an odd field is refused by itself and named, so
+//! that one mistake of the provider does not keep thousands of others from being read.
 
 use domain::product::{Price, Standard};
 use serde_json::Value;
@@ -77,8 +77,8 @@ pub struct SoldPurchase {
     pub order_id: String,
     /// The provider's own id of the purchase.
     pub reference: ProviderId,
-    /// The provider's id of the unit if the entry is a single unit. An entry without it is the whole
-    /// purchase. A list may move while its pages are read, so an entry may come twice.
+    /// The provider's id of the unit if the entry is a single unit. An entry without it is the
+    /// whole purchase. A list may move while its pages are read, so an entry may come twice.
     pub unit: Option<ProviderId>,
     /// When it was bought, as the provider writes it.
     pub at: Option<String>,

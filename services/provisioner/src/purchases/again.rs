@@ -1,8 +1,9 @@
 //! The look-up of a purchase that waits for an operator, when an operator asks
 //! ([`store::placements::asked`]).
 //!
-//! Nothing is bought here. A purchase that is found is recorded as any late response, so its order goes
-//! on by itself. Otherwise the placement stays parked, and the operator reads what the provider said.
+//! Nothing is bought here. A purchase that is found is recorded as any late response, so its order
+//! goes on by itself. Otherwise the placement stays parked, and the operator reads what the
+//! provider said.
 
 use domain::{HistoryKind, Reason, reason::ReasonCode};
 use pg::PgConnection;
@@ -13,7 +14,8 @@ use super::ProviderContext;
 use crate::providers::LookUpResponse;
 
 impl ProviderContext {
-    /// Asks the provider whether it has the purchase of a parked placement whose outcome is unknown.
+    /// Asks the provider whether it has the purchase of a parked placement whose outcome is
+    /// unknown.
     pub(super) async fn look_again(
         &self,
         claimed: &ClaimedPlacement,
@@ -33,7 +35,8 @@ impl ProviderContext {
                     .record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }
-            // The purchase may still be on its way to the provider, so its absence says nothing yet.
+            // The purchase may still be on its way to the provider, so its absence says nothing
+            // yet.
             Ok(LookUpResponse::NotFound) if claimed.attempt_age < self.settle_delay => {
                 let early = Reason::with(
                     ReasonCode::OutcomeUnknown,

@@ -54,8 +54,8 @@ pub(super) struct Row {
     pub(super) young: bool,
     /// The readiness event in the stream.
     pub(super) event: bool,
-    /// How often the endpoint has failed in what was recorded since the delivery was created or last
-    /// asked for, and whether it has acknowledged an attempt of the schedule that began then.
+    /// How often the endpoint has failed in what was recorded since the delivery was created or
+    /// last asked for, and whether it has acknowledged an attempt of the schedule that began then.
     pub(super) failed: u8,
     pub(super) acknowledged: bool,
 }
@@ -181,8 +181,8 @@ impl State {
         };
     }
 
-    /// A delivery of a blocked endpoint waits as due work. A first endpoint that is blocked must not
-    /// stop the others, so its topup is fanned out in any case.
+    /// A delivery of a blocked endpoint waits as due work. A first endpoint that is blocked must
+    /// not stop the others, so its topup is fanned out in any case.
     pub(super) fn puts_back(&mut self, by: usize, row: usize) {
         self.rows[row].work = Work::Due;
         self.notifiers[by] = if row == FIRST {

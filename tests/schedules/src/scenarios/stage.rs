@@ -1,5 +1,6 @@
-//! Worker: a row runs only after its claim and with a permit, every row is done although messages and
-//! looks name it at the same time and claims fail, and a stop ends what runs and leaves the rest.
+//! Worker: a row runs only after its claim and with a permit, every row is done although messages
+//! and looks name it at the same time and claims fail, and a stop ends what runs and leaves the
+//! rest.
 
 use std::{
     collections::BTreeMap,
@@ -137,7 +138,8 @@ impl Handler for Rows {
     }
 }
 
-/// Two rows of messages, one of them told twice, and two due rows, of which a message names one, too.
+/// Two rows of messages, one of them told twice, and two due rows, of which a message names one,
+/// too.
 fn begin(shutdown: &Shutdown) -> (Arc<Rows>, mpsc::UnboundedSender<String>) {
     let rows = Arc::new(Rows {
         states: Mutex::new(BTreeMap::from([

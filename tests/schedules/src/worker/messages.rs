@@ -1,5 +1,6 @@
-//! In place of `pipeline::worker::messages`: pulls from a channel instead of JetStream, with the same
-//! order of steps. There is room before a pull, what is refused is deferred, and a stop comes first.
+//! In place of `pipeline::worker::messages`: pulls from a channel instead of JetStream, with the
+//! same order of steps. There is room before a pull, what is refused is deferred, and a stop comes
+//! first.
 
 use std::sync::Arc;
 

@@ -36,8 +36,8 @@ use crate::{
 
 /// As in the alert `XidAgeHigh`.
 const XID_HIGH: u64 = 500_000_000;
-/// As in the alerts `LongTransaction`, `ArchiveLags`, `StandbyLags` and `RetentionBehind`, or a little
-/// earlier, because an alert waits for some minutes.
+/// As in the alerts `LongTransaction`, `ArchiveLags`, `StandbyLags` and `RetentionBehind`, or a
+/// little earlier, because an alert waits for some minutes.
 const LONG_TRANSACTION: Duration = Duration::from_hours(1);
 const ARCHIVE_LAGS: Duration = Duration::from_mins(10);
 const STANDBY_LAGS: Duration = Duration::from_mins(1);
@@ -157,8 +157,8 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         ));
     }
     told(&mut *connection, &mut findings, waiting.at).await?;
-    // A stage that is dead comes first, whatever else there is: it explains the rest. A provider that
-    // denies our account comes before what concerns single orders and endpoints.
+    // A stage that is dead comes first, whatever else there is: it explains the rest. A provider
+    // that denies our account comes before what concerns single orders and endpoints.
     findings.sort_by_key(|one| {
         let is_dead = matches!(one.kind, FindingKind::StageDead { .. });
         let is_denied = matches!(&one.kind, FindingKind::BreakerOpen { breaker } if breaker.denied);
@@ -265,8 +265,8 @@ fn of_stages(stages: &[StageProcesses], waiting: &WaitingWork, findings: &mut Ve
     }
 }
 
-/// A process that has just lost its connection makes a new one within a second, so that alone is not
-/// told.
+/// A process that has just lost its connection makes a new one within a second, so that alone is
+/// not told.
 fn of_nats(stages: &[StageProcesses], now: OffsetDateTime, findings: &mut Vec<Finding>) {
     let lasting = |life: &&StageProcesses| {
         life.no_nats_since
@@ -461,8 +461,8 @@ fn pauser(endpoint: &ListedEndpoint) -> Uuid {
     }
 }
 
-/// When the endpoints that are paused were, by the last recorded pause of each. A pause whose record is
-/// past its term has no time.
+/// When the endpoints that are paused were, by the last recorded pause of each. A pause whose
+/// record is past its term has no time.
 async fn paused_since(
     connection: &mut PgConnection,
     endpoints: &[ListedEndpoint],

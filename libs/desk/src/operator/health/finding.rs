@@ -81,8 +81,9 @@ pub enum DurabilitySetting {
 
 /// What is wrong. The order is that in which findings are shown: first what stops most.
 ///
-/// The variants after [`FindingKind::RetentionBehind`] are those that the database cannot show, but for
-/// [`FindingKind::NatsDown`] and [`FindingKind::NatsRefuses`]. Only `esimctl doctor` finds them.
+/// The variants after [`FindingKind::RetentionBehind`] are those that the database cannot show, but
+/// for [`FindingKind::NatsDown`] and [`FindingKind::NatsRefuses`]. Only `esimctl doctor` finds
+/// them.
 #[derive(Clone, Debug, Serialize, strum::EnumDiscriminants)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[strum_discriminants(
@@ -99,8 +100,8 @@ pub enum FindingKind {
         /// The age of the oldest of that, in seconds.
         oldest: f64,
     },
-    /// PostgreSQL does not answer, or a commit takes too long. Who notices it cannot read anything else,
-    /// so it is found by the processes themselves (`/readyz`) and by the doctor.
+    /// PostgreSQL does not answer, or a commit takes too long. Who notices it cannot read anything
+    /// else, so it is found by the processes themselves (`/readyz`) and by the doctor.
     DatabaseDown { why: String },
     /// Commits were lost, so nothing is bought until somebody has compared with the providers.
     CommitsLost {
@@ -153,8 +154,8 @@ pub enum FindingKind {
         reason: Option<String>,
         /// The oldest ones.
         purchases: Vec<placements::ListedPlacement>,
-        /// How many are parked at the provider, for whatever reason, if not all were read; then none is listed
-        /// here, and the others stand in findings of their own.
+        /// How many are parked at the provider, for whatever reason, if not all were read; then
+        /// none is listed here, and the others stand in findings of their own.
         in_all: u64,
     },
     /// Give-backs of which a person has to find out whether the provider has the eSIMs back.
@@ -166,8 +167,8 @@ pub enum FindingKind {
     Exhausted { endpoint: Box<ListedEndpoint> },
     /// Somebody has paused an endpoint.
     Paused { endpoint: Box<ListedEndpoint> },
-    /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the provider
-    /// denies our account.
+    /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the
+    /// provider denies our account.
     BreakerOpen { breaker: ProviderBreaker },
     /// Purchases of some products are held back until look-ups have settled others.
     LanesHeldBack {
@@ -231,8 +232,8 @@ impl Finding {
         }
     }
 
-    /// What of it is about this partner; `None` if nothing is. Whoever looks at one partner is not told how
-    /// many purchases of others are on hold, too.
+    /// What of it is about this partner; `None` if nothing is. Whoever looks at one partner is not
+    /// told how many purchases of others are on hold, too.
     #[must_use]
     pub fn of(&self, partner: PartnerId) -> Option<Self> {
         let (kind, since) = match &self.kind {
@@ -363,8 +364,8 @@ impl FindingKind {
     }
 
     /// Whether somebody has to do something. What mends itself asks for nobody, and neither does a
-    /// pause that the partner has set and can end. A provider that denies our account is tested, too, but
-    /// no test mends a key.
+    /// pause that the partner has set and can end. A provider that denies our account is tested,
+    /// too, but no test mends a key.
     pub fn needs_person(&self) -> bool {
         match self {
             Self::BreakerOpen { breaker } => breaker.denied,
@@ -446,8 +447,9 @@ impl FindingKind {
 }
 
 impl Matter {
-    /// The alerts of `deploy/observability/prometheus/alerts.yml` that fire for it, from the least to
-    /// the most urgent one; or why none does. The test at the end of this file compares both lists.
+    /// The alerts of `deploy/observability/prometheus/alerts.yml` that fire for it, from the least
+    /// to the most urgent one; or why none does. The test at the end of this file compares both
+    /// lists.
     pub fn alerts(self) -> Result<&'static [&'static str], &'static str> {
         Ok(match self {
             Self::StageDead => &["IngressDown", "ProvisionerDown", "NotifierDown"],

@@ -18,7 +18,8 @@ pub(super) fn named(names: &[String]) -> String {
     }
 }
 
-/// An endpoint with its partner. Of its URL only the host is shown. Its id is in the command and in the detail.
+/// An endpoint with its partner. Of its URL only the host is shown. Its id is in the command and in
+/// the detail.
 pub(super) fn whose(endpoint: &ListedEndpoint) -> String {
     format!("the endpoint of {} at {}", endpoint.name, endpoint.host())
 }

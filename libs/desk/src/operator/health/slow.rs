@@ -1,9 +1,9 @@
-//! What takes much longer than before: answers, purchases, calls to a provider, webhook requests and
-//! deliveries, compared with the last day.
+//! What takes much longer than before: answers, purchases, calls to a provider, webhook requests
+//! and deliveries, compared with the last day.
 //!
-//! It is read from the figures that the stages write, so it costs no order anything, and answers "slow
-//! since when?" from PostgreSQL alone. What does not end at all is in no figure; that is found by its
-//! age ([`FindingKind::PurchasesLate`](super::FindingKind::PurchasesLate) and others).
+//! It is read from the figures that the stages write, so it costs no order anything, and answers
+//! "slow since when?" from PostgreSQL alone. What does not end at all is in no figure; that is
+//! found by its age ([`FindingKind::PurchasesLate`](super::FindingKind::PurchasesLate) and others).
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
-//! What is stored and not finished: the backlog of each provider and of each endpoint, the age of its
-//! oldest row, and an estimate of when it is worked off.
+//! What is stored and not finished: the backlog of each provider and of each endpoint, the age of
+//! its oldest row, and an estimate of when it is worked off.
 //!
 //! Two kinds of rows wait. Those that are *due* have a row in `work`. Those that are *young* were
 //! stored after the point up to which the sweep of their stage has come: the message that announced
-//! them may be under way, or nobody may ever act on it. So the work of a stage that is dead counts from
-//! the first second, although only that stage's own sweep would make it due.
+//! them may be under way, or nobody may ever act on it. So the work of a stage that is dead counts
+//! from the first second, although only that stage's own sweep would make it due.
 //!
 //! All numbers are read by indexes and are bounded: counts end at [`MOST`], the first 2,000 rows
 //! after the sweep are looked at, and at most [`MOST_ENDPOINTS`](super::webhooks::MOST_ENDPOINTS)
@@ -118,9 +118,9 @@ impl WaitingWork {
         }
     }
 
-    /// All that waits for providers, or all webhooks to endpoints that are neither blocked nor paused:
-    /// their number, and the age of the oldest one in seconds. An endpoint that is only paced counts,
-    /// because its webhooks wait for a notifier, too.
+    /// All that waits for providers, or all webhooks to endpoints that are neither blocked nor
+    /// paused: their number, and the age of the oldest one in seconds. An endpoint that is only
+    /// paced counts, because its webhooks wait for a notifier, too.
     pub fn sum(&self, of_providers: bool) -> (u64, f64) {
         let mine = self.queues.iter().filter(|(queue, backlog)| {
             matches!(queue, WaitingQueue::Provider { .. }) == of_providers
@@ -133,7 +133,8 @@ impl WaitingWork {
     }
 }
 
-/// Reads the backlogs of providers, of which `due` are those that are due already, and of endpoints.
+/// Reads the backlogs of providers, of which `due` are those that are due already, and of
+/// endpoints.
 pub async fn read(
     connection: &mut PgConnection,
     due: &[providers::ProviderBacklog],
@@ -198,8 +199,8 @@ pub async fn read(
 /// The provider that sells to sandbox partners only. Nobody has to get up for it.
 pub const SANDBOX: &str = "sandbox";
 
-/// The unfinished purchases of each provider that no sweep has passed yet and that have no work, with
-/// the age of the oldest one.
+/// The unfinished purchases of each provider that no sweep has passed yet and that have no work,
+/// with the age of the oldest one.
 async fn young(connection: &mut PgConnection) -> Result<Vec<(String, u64, Duration)>> {
     let query = sqlx::query!(
         r#"SELECT provider, count(*) AS "count!", extract(epoch FROM now() - min(created_at))::float8 AS "oldest!"

@@ -1,5 +1,5 @@
-//! Which webhooks a filter that finds nothing leaves out, and what leaves them out: its time, its state, or
-//! that they are notices, which nobody sends again.
+//! Which webhooks a filter that finds nothing leaves out, and what leaves them out: its time, its
+//! state, or that they are notices, which nobody sends again.
 
 use std::collections::BTreeMap;
 
@@ -82,8 +82,8 @@ impl LeftOut {
     }
 }
 
-/// What a filter without a match leaves out: of the partner that it names, or of those that have webhooks that
-/// wait or were given up.
+/// What a filter without a match leaves out: of the partner that it names, or of those that have
+/// webhooks that wait or were given up.
 pub(super) async fn read(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
@@ -146,7 +146,8 @@ pub(super) async fn read(
     Ok(left_out)
 }
 
-/// Webhooks that were given up, by what leaves them out. `all` says whether these are all of the partner.
+/// Webhooks that were given up, by what leaves them out. `all` says whether these are all of the
+/// partner.
 fn sorted(
     rows: Vec<WalkRow>,
     all: bool,

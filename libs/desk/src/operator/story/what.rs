@@ -1,5 +1,5 @@
-//! The moments of an order's story, and those of its purchases in words, for the page of an order and
-//! for `esimctl order show`.
+//! The moments of an order's story, and those of its purchases in words, for the page of an order
+//! and for `esimctl order show`.
 
 use domain::{Command, HistoryKind, Reason, Stored, StoredReason};
 use serde::Serialize;

@@ -32,15 +32,15 @@ pub struct ListedEndpoint {
     /// When the first of them was given up.
     #[serde(with = "time::serde::rfc3339::option")]
     pub exhausted_since: Option<OffsetDateTime>,
-    /// When it was read, by the clock of the database. What was recorded before this moment is in the
-    /// other fields, unless it was not committed yet.
+    /// When it was read, by the clock of the database. What was recorded before this moment is in
+    /// the other fields, unless it was not committed yet.
     #[serde(skip)]
     pub read_at: OffsetDateTime,
 }
 
 impl ListedEndpoint {
-    /// The host of its webhook URL, or `no URL`. Pages and lists that are about something else show no
-    /// more of the URL, because partners put secrets into it.
+    /// The host of its webhook URL, or `no URL`. Pages and lists that are about something else show
+    /// no more of the URL, because partners put secrets into it.
     pub fn host(&self) -> String {
         let url = self.webhook_url.as_deref();
         let url = url.and_then(|url| url.parse::<Url>().ok());
@@ -49,9 +49,9 @@ impl ListedEndpoint {
     }
 }
 
-/// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
-/// [`ListedEndpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see the same
-/// state, because all queries for it are made here.
+/// A query for rows of this type, with the state of an endpoint between its two parts, in the words
+/// of [`ListedEndpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see
+/// the same state, because all queries for it are made here.
 #[macro_export]
 macro_rules! with_state {
     ($row:ident, $head:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
@@ -101,9 +101,9 @@ pub async fn list(
     Ok(endpoints.fetch_all(connection).await?)
 }
 
-/// The endpoints of all partners of which something is to be known: that fail, are blocked or paused, or
-/// have webhooks that wait or were given up. Of ten thousand endpoints these are usually few, so every
-/// look at the whole system reads only them.
+/// The endpoints of all partners of which something is to be known: that fail, are blocked or
+/// paused, or have webhooks that wait or were given up. Of ten thousand endpoints these are usually
+/// few, so every look at the whole system reads only them.
 pub async fn noted(connection: &mut PgConnection) -> Result<Vec<ListedEndpoint>> {
     of_all(connection, true).await
 }
@@ -116,9 +116,9 @@ struct Webhooks {
     exhausted_since: Option<OffsetDateTime>,
 }
 
-/// Counts the webhooks of all endpoints together, because a look-up for each of ten thousand endpoints
-/// takes a second. The numbers are joined to the endpoints here, because PostgreSQL may compare each row
-/// with each while its statistics say that there are none.
+/// Counts the webhooks of all endpoints together, because a look-up for each of ten thousand
+/// endpoints takes a second. The numbers are joined to the endpoints here, because PostgreSQL may
+/// compare each row with each while its statistics say that there are none.
 async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<ListedEndpoint>> {
     let given_up = sqlx::query!(
         r#"SELECT partner_id, lane, count(*) AS "webhooks!", min(at) AS since FROM held

@@ -13,8 +13,9 @@ use super::super::endpoints::LONGEST_LEASE;
 pub struct DeliveryFilter {
     pub partner_id: Option<PartnerId>,
     pub state: Option<DeliveryState>,
-    /// The number of attempts that have ended, which `desk::operator::deliveries::resend_one` compares: whoever has looked at a
-    /// delivery means it as it was then, and it is in the same state again after a resend.
+    /// The number of attempts that have ended, which `desk::operator::deliveries::resend_one`
+    /// compares: whoever has looked at a delivery means it as it was then, and it is in the same
+    /// state again after a resend.
     pub attempt: Option<i32>,
     /// The start of the range of time, inclusive. The time of a delivery is that of its last
     /// attempt; before the first one it is the time of readiness.

@@ -47,8 +47,8 @@ const MOST_LOOKED_AT: usize = 20_000;
 /// Which webhooks are sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResendSelection {
-    /// Exhausted, pending or delivered ones; `None` stands for the first two, which are all that were
-    /// not delivered. Those in another state cannot be sent again, so none of them is.
+    /// Exhausted, pending or delivered ones; `None` stands for the first two, which are all that
+    /// were not delivered. Those in another state cannot be sent again, so none of them is.
     pub state: Option<DeliveryState>,
     /// The start of the range of time, inclusive. The time of a webhook is that of its last
     /// attempt; before the first one it is the time of its creation.
@@ -83,7 +83,8 @@ pub(super) fn start(phase: Phase, now: OffsetDateTime) -> Option<WalkPosition> {
     }
 }
 
-/// The earliest creation of a delivery that matches, except of those that were sent again much later.
+/// The earliest creation of a delivery that matches, except of those that were sent again much
+/// later.
 pub fn reach(wanted: &ResendSelection) -> OffsetDateTime {
     Matching {
         since: Some(wanted.since),
@@ -140,8 +141,8 @@ pub async fn count_matching(
         let mut walk = Walk {
             partner_id,
             source: WalkSource::of(Some(state)),
-            // Delivered ones are read by their creation, from a week before the range on. The newest
-            // ones are those that are in it.
+            // Delivered ones are read by their creation, from a week before the range on. The
+            // newest ones are those that are in it.
             order: WalkOrder::NewestFirst,
             matching: Matching {
                 state: Some(state),

@@ -1,5 +1,5 @@
-//! The general statement for outcomes that bought nothing, which moves their placements and the work
-//! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
+//! The general statement for outcomes that bought nothing, which moves their placements and the
+//! work that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
 use domain::{HistoryKind, Reason, reason::ReasonCode};
 use pg::{Result, Transaction, seconds, signed};

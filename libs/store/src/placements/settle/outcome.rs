@@ -21,9 +21,9 @@ pub enum Statements {
     /// The general ones, which record any outcome of any placement.
     General,
     /// Also the lean one, if the outcome is a complete purchase, because the placement was claimed
-    /// fresh. So what the lean statement would have to read is known, and the units have no eSIM yet.
-    /// Such a placement usually has no row in `work`. If one is left over, for example after a late
-    /// job, it does no harm, because the claim that finds it deletes it.
+    /// fresh. So what the lean statement would have to read is known, and the units have no eSIM
+    /// yet. Such a placement usually has no row in `work`. If one is left over, for example after a
+    /// late job, it does no harm, because the claim that finds it deletes it.
     Lean(KnownColumns),
 }
 
@@ -74,9 +74,9 @@ pub enum AttemptOutcome {
         after_settling_delay: bool,
         look_in: Duration,
     },
-    /// The call left the outcome of the attempt unknown, so it may have bought something. So no other
-    /// provider is asked any more: the alternatives are forgotten. The count of such calls and the time
-    /// of the next one change, too.
+    /// The call left the outcome of the attempt unknown, so it may have bought something. So no
+    /// other provider is asked any more: the alternatives are forgotten. The count of such calls
+    /// and the time of the next one change, too.
     ///
     /// For a purchase that is placed or parked it says that its profiles could not be collected.
     /// Nothing is in doubt then, and the alternatives stay as they are.
@@ -121,8 +121,8 @@ pub struct ReadyProfile {
 pub struct SettlementEffect {
     /// Whether the settlement changed the placement. A late or repeated one does not.
     pub moved: bool,
-    /// The purchase was unexpected, so the placement is parked and an operator must look at it. A repeat
-    /// of the settlement says so, too, and has not moved it.
+    /// The purchase was unexpected, so the placement is parked and an operator must look at it. A
+    /// repeat of the settlement says so, too, and has not moved it.
     pub unexpected: bool,
     /// The provider to which the placement went, because it was rejected and its option names a
     /// further one.
