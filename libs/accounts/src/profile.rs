@@ -4,7 +4,7 @@
 //! webhook, and ingress to show it to its partner. The sealed text is bound to its topup and to the
 //! partner that has ordered it, so it cannot be opened for another one: a row of a delivery that names
 //! somebody else's topup shows nothing of it. The ICCID is not part of it: it is stored in plain text,
-//! because an index keeps it unique, and it installs nothing.
+//! because people search for it, and it installs nothing.
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use pg::Result;
@@ -27,8 +27,20 @@ pub struct SealedProfile {
     pub sealed: Vec<u8>,
     /// A keyed digest of the SM-DP+ address and the activation code. An index keeps it unique over
     /// all providers, so that no provider's mistake gives one eSIM to two partners. It stays when
-    /// the profile is erased, and tells nothing to whom the master key is unknown.
-    pub code_digest: Vec<u8>,
+    /// the profile is erased, and tells nothing to whom the master key is unknown. `None` for a code
+    /// that a provider gives to all eSIMs of its test mode.
+    pub code_digest: Option<Vec<u8>>,
+}
+
+impl SealedProfile {
+    /// The same for a code that other eSIMs may have, too.
+    #[must_use]
+    pub fn with_shared_code(self) -> Self {
+        Self {
+            code_digest: None,
+            ..self
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -56,7 +68,7 @@ impl Profile {
         let bytes = serde_json::to_vec(&stored).map_err(|_| VaultError::Damaged)?;
         Ok(SealedProfile {
             sealed: vault.seal(Purpose::Profile(topup_id), &bytes)?,
-            code_digest: self.code_digest(vault)?,
+            code_digest: Some(self.code_digest(vault)?),
         })
     }
 

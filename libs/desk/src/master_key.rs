@@ -383,7 +383,7 @@ impl Sealed {
     /// session has locked, because outcomes are recorded in batches that lock rows in another order,
     /// and waiting could end in a deadlock. The digest of a code stays as it was if another eSIM has
     /// the new one, which only happens if a provider has sent one code twice while two keys were in
-    /// use.
+    /// use, and a code that may be shared has none.
     async fn write(&self, connection: &mut PgConnection, batch: &[Anew]) -> Result<u64> {
         let table = self.table;
         let column = self.column;
@@ -404,7 +404,8 @@ impl Sealed {
             Form::List => format!("{column} = array_replace(t.{column}, free.was, free.sealed)"),
             Form::Profile => format!(
                 "{column} = free.sealed,
-                 code_digest = CASE WHEN EXISTS (SELECT FROM {table} other WHERE other.code_digest = free.digest)
+                 code_digest = CASE WHEN t.code_digest IS NULL
+                                      OR EXISTS (SELECT FROM {table} other WHERE other.code_digest = free.digest)
                                     THEN t.code_digest ELSE coalesce(free.digest, t.code_digest) END"
             ),
         };

@@ -512,7 +512,7 @@ CREATE TABLE esims (
     -- When the unit was given back to the provider, which is certain. Its profile is erased in the same transaction, because
     -- nobody can install it any more.
     returned_at timestamptz,
-    -- A keyed digest of the SM-DP+ address and the activation code.
+    -- A keyed digest of the SM-DP+ address and the activation code; NULL for a code of a provider's test mode.
     code_digest bytea,
     CONSTRAINT esims_bounds CHECK (
         least(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'
@@ -520,10 +520,11 @@ CREATE TABLE esims (
         AND greatest(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid),
                      octet_length(profile), octet_length(code_digest)) <= 100000)
 ) WITH (fillfactor = 70);
--- No unit, no line and no code is ever assigned twice, whatever a provider responds. ICCIDs and codes are unique over all
--- providers, because one that sends a code twice must not give one eSIM to two partners.
+-- No unit and no code is ever assigned twice, whatever a provider responds. Codes are unique over all providers, because one
+-- that sends a code twice must not give one eSIM to two partners. An ICCID is not unique: eSIM Access sells the line of a
+-- cancelled eSIM again, with another code.
 CREATE UNIQUE INDEX esims_provider_unit_key ON esims (provider, provider_unit_id);
-CREATE UNIQUE INDEX esims_iccid ON esims (iccid) WHERE iccid IS NOT NULL;
+CREATE INDEX esims_iccid ON esims (iccid) WHERE iccid IS NOT NULL;
 CREATE UNIQUE INDEX esims_code_key ON esims (code_digest) WHERE code_digest IS NOT NULL;
 
 -- Refuses an order for ingress, or cancels it: all of its placements, its units and the order itself, or nothing. It returns

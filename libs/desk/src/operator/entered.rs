@@ -199,7 +199,7 @@ async fn store_profile(
         entered.iccid.as_str(),
         &sealed.sealed,
         DeliveryId::new().uuid(),
-        &sealed.code_digest,
+        sealed.code_digest.as_deref(),
         row.partner_id,
         row.order_id,
     );
@@ -210,7 +210,6 @@ async fn store_profile(
     match stored {
         Ok(_) => Ok(()),
         Err(error) => Err(match error.constraint() {
-            Some("esims_iccid") => NotEntered::Taken("ICCID"),
             Some("esims_code_key") => NotEntered::Taken("activation code"),
             Some("esims_provider_unit_key") => NotEntered::Taken("id of a unit"),
             _ => error.into(),

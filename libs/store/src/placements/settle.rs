@@ -230,7 +230,7 @@ impl Bought {
                     .push(ready.map(|ready| ready.profile.sealed.clone()));
                 columns
                     .code_digests
-                    .push(ready.map(|ready| ready.profile.code_digest.clone()));
+                    .push(ready.and_then(|ready| ready.profile.code_digest.clone()));
                 columns
                     .deliveries
                     .push(ready.map(|ready| ready.delivery_id.uuid()));

@@ -586,7 +586,7 @@ pub fn disputed(placement_id: PlacementId, attempt: u32) -> PlacementSettlement 
         placement_id,
         attempt,
         AttemptOutcome::Disputed {
-            reason: Reason::with(ReasonCode::SoldTwice, "the ICCID"),
+            reason: Reason::with(ReasonCode::SoldTwice, "the activation code"),
         },
     )
 }
@@ -613,7 +613,7 @@ pub fn ready(topup_id: &TopupId) -> SettledUnit {
 pub fn sealed(topup_id: &TopupId) -> SealedProfile {
     SealedProfile {
         sealed: b"sealed".to_vec(),
-        code_digest: topup_id.as_str().into(),
+        code_digest: Some(topup_id.as_str().into()),
     }
 }
 

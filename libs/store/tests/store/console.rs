@@ -337,6 +337,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .await;
     let iccid = iccid(&topup).as_str().to_owned();
     let spaced = format!(" {} {} ", &iccid[..4], &iccid[4..]);
+    let number = iccid.clone();
     let mut console = bench.as_role("console").await;
     for (id, by) in [
         (external.to_owned(), MatchedId::ExternalOrderId),
@@ -359,6 +360,29 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
             .collect();
         assert_eq!(found, [(stored.order_id.uuid(), by)], "{id}");
     }
+    // The same line was sold again: the newest order comes first, and the other one is listed, too.
+    let again = bench.stored(order(partner, 1)).await;
+    let second = topups(&again)[0].clone();
+    bench.claim(&[placement(&again)]).await;
+    let sold_again = AttemptOutcome::Bought {
+        reference: None,
+        units: vec![ready(&second)],
+        collect_in: None,
+        park: None,
+        announced: true,
+    };
+    bench
+        .settle(&[settlement(placement(&again), 1, sold_again)])
+        .await;
+    bench
+        .sql("UPDATE esims SET iccid = (SELECT min(iccid) FROM esims)")
+        .await;
+    let hits = search::find(&mut console, &number)
+        .await
+        .told(&mut console)
+        .await;
+    let found: Vec<_> = hits.orders.iter().map(|hit| hit.order_id).collect();
+    assert_eq!(found, [again.order_id.uuid(), stored.order_id.uuid()]);
     let name: String = bench
         .value(
             "SELECT name FROM partners WHERE partner_id::text = $1",

@@ -38,7 +38,7 @@ impl Bench {
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
         let profile = SealedProfile {
-            code_digest: topup.as_str().into(),
+            code_digest: Some(topup.as_str().into()),
             ..profile().seal(&VAULT, order.partner_id, &topup).unwrap()
         };
         let ready = Progress::Ready(ReadyProfile {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use accounts::profile::SealedProfile;
 use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
 use store::placements::{
@@ -175,22 +176,22 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
             delivery_id: delivery_id(topup),
         })
     };
-    let same_iccid = unit(topup, sold_iccid(topup));
     let before = bench.everything(second.order_id).await;
-    for (unit, constraint) in [
-        (same_unit, "esims_provider_unit_key"),
-        (same_iccid, "esims_iccid"),
-    ] {
-        let error = bench
-            .try_settle(&[bought(placement(&second), 1, vec![unit], false)])
-            .await
-            .unwrap_err();
-        assert_eq!(error.constraint(), Some(constraint));
-        assert!(error.is_about_data());
-        assert_eq!(bench.everything(second.order_id).await, before);
-    }
+    let error = bench
+        .try_settle(&[bought(placement(&second), 1, vec![same_unit], false)])
+        .await
+        .unwrap_err();
+    assert_eq!(error.constraint(), Some("esims_provider_unit_key"));
+    assert!(error.is_about_data());
+    assert_eq!(bench.everything(second.order_id).await, before);
+    // A provider sells the ICCID of a cancelled eSIM again, with another code.
+    let same_iccid = unit(topup, sold_iccid(topup));
+    let settled = bench
+        .settle(&[bought(placement(&second), 1, vec![same_iccid], false)])
+        .await;
+    assert_eq!(settled[0].ready.len(), 1);
 
-    // Another provider may use the same id of a unit, but has neither the same ICCID nor the same code.
+    // Another provider may use the same id of a unit, but has not the same code.
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
     bench
@@ -202,15 +203,10 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
         profile: sealed(&topups(&first)[0]),
         delivery_id: delivery_id(topup),
     });
-    for (progress, constraint) in [
-        (sold_iccid(topup), "esims_iccid"),
-        (sold_code, "esims_code_key"),
-    ] {
-        let twice = bought(id, 1, vec![unit(topup, progress)], false);
-        let error = bench.try_settle(&[twice]).await.unwrap_err();
-        assert_eq!(error.constraint(), Some(constraint));
-        assert!(error.is_about_data());
-    }
+    let twice = bought(id, 1, vec![unit(topup, sold_code)], false);
+    let error = bench.try_settle(&[twice]).await.unwrap_err();
+    assert_eq!(error.constraint(), Some("esims_code_key"));
+    assert!(error.is_about_data());
     let unit = SettledUnit {
         provider_unit_id: sold.provider_unit_id,
         ..ready(topup)
@@ -221,6 +217,31 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
             .len(),
         1
     );
+}
+
+/// In a provider's test mode all eSIMs have one code, so it is not among those that are unique.
+#[tokio::test]
+async fn esims_that_share_the_code_of_a_test_mode_are_all_delivered() {
+    let bench = Bench::new().await;
+    for is_fresh in [true, false, true] {
+        let order = bench.placing(1).await;
+        let topup = &topups(&order)[0];
+        let shared = Progress::Ready(ReadyProfile {
+            iccid: iccid(topup),
+            profile: SealedProfile {
+                code_digest: None,
+                ..sealed(topup)
+            },
+            delivery_id: delivery_id(topup),
+        });
+        let purchase = bought(placement(&order), 1, vec![unit(topup, shared)], true);
+        let purchase = if is_fresh {
+            fresh(&order, purchase)
+        } else {
+            purchase
+        };
+        assert_eq!(bench.settle(&[purchase]).await[0].ready.len(), 1);
+    }
 }
 
 #[tokio::test]

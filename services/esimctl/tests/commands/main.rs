@@ -127,7 +127,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         progress: Progress::Ready(ReadyProfile {
             iccid: Iccid::parse(&format!("898100000000000000{number}")).unwrap(),
             profile: SealedProfile {
-                code_digest: order.topup.as_str().into(),
+                code_digest: Some(order.topup.as_str().into()),
                 ..profile.seal(&vault(), order.partner, &order.topup).unwrap()
             },
             delivery_id: order.delivery,

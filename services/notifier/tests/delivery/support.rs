@@ -305,7 +305,7 @@ impl Bench {
             progress: Progress::Ready(ReadyProfile {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
                 profile: SealedProfile {
-                    code_digest: topup_id.as_str().into(),
+                    code_digest: Some(topup_id.as_str().into()),
                     ..profile().seal(&self.vault, partner_id, &topup_id).unwrap()
                 },
                 delivery_id,
