@@ -120,8 +120,8 @@ TABLE esims
     code_digest bytea
     CONSTRAINT esims_bounds CHECK (((LEAST(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ready_at, erased_at, returned_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid), octet_length(profile), octet_length(code_digest)) <= 100000)))
     CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
-    CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
+    CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)

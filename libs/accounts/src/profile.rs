@@ -2,9 +2,9 @@
 //!
 //! The provisioner seals a profile before it is stored. The notifier opens it to send it in a
 //! webhook, and ingress to show it to its partner. The sealed text is bound to its topup and to the
-//! partner that has ordered it, so it cannot be opened for another one: a row of a delivery that names
-//! somebody else's topup shows nothing of it. The ICCID is not part of it: it is stored in plain text,
-//! because people search for it, and it installs nothing.
+//! partner that has ordered it, so it cannot be opened for another one: a row of a delivery that
+//! names somebody else's topup shows nothing of it. The ICCID is not part of it: it is stored in
+//! plain text, because people search for it, and it installs nothing.
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use pg::Result;
@@ -27,8 +27,8 @@ pub struct SealedProfile {
     pub sealed: Vec<u8>,
     /// A keyed digest of the SM-DP+ address and the activation code. An index keeps it unique over
     /// all providers, so that no provider's mistake gives one eSIM to two partners. It stays when
-    /// the profile is erased, and tells nothing to whom the master key is unknown. `None` for a code
-    /// that a provider gives to all eSIMs of its test mode.
+    /// the profile is erased, and tells nothing to whom the master key is unknown. `None` for a
+    /// code that a provider gives to all eSIMs of its test mode.
     pub code_digest: Option<Vec<u8>>,
 }
 

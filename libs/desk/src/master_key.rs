@@ -380,10 +380,10 @@ impl Sealed {
     /// Writes values, and returns how many rows have changed.
     ///
     /// `free` locks the rows that still hold the value that was read. It skips rows that another
-    /// session has locked, because outcomes are recorded in batches that lock rows in another order,
-    /// and waiting could end in a deadlock. The digest of a code stays as it was if another eSIM has
-    /// the new one, which only happens if a provider has sent one code twice while two keys were in
-    /// use, and a code that may be shared has none.
+    /// session has locked, because outcomes are recorded in batches that lock rows in another
+    /// order, and waiting could end in a deadlock. The digest of a code stays as it was if another
+    /// eSIM has the new one, which only happens if a provider has sent one code twice while two
+    /// keys were in use, and a code that may be shared has none.
     async fn write(&self, connection: &mut PgConnection, batch: &[Anew]) -> Result<u64> {
         let table = self.table;
         let column = self.column;

@@ -45,6 +45,7 @@ impl Cut {
 
 /// The providers that do not sell whole orders in one purchase. All others do.
 const RULES: &[(&str, Cut)] = &[
+    // "quantity: maximum 50", one package an order (its documents and both of its SDKs, 2025).
     (
         "airalo",
         Cut {
@@ -52,11 +53,13 @@ const RULES: &[(&str, Cut)] = &[
             units: NonZeroUsize::new(50),
         },
     ),
+    // "Up to 30 eSIMs in a batch" (reference of April 2026). It does not say whether this is per
+    // package or per order; read per order, it holds in both cases.
     (
         "esim-access",
         Cut {
             one_option: false,
-            units: NonZeroUsize::new(50),
+            units: NonZeroUsize::new(30),
         },
     ),
 ];
@@ -177,8 +180,8 @@ mod tests {
         assert_eq!(routed(&[("a", airalo("x")), ("a", airalo("x"))]), [0, 0]);
         assert_eq!(routed(&[("a", airalo("x")), ("a", airalo("y"))]), [0, 1]);
         // One of them takes fewer units.
-        let many = vec![("a", access("x")); 51];
-        assert_eq!(routed(&many)[49..], [0, 1]);
+        let many = vec![("a", access("x")); 31];
+        assert_eq!(routed(&many)[29..], [0, 1]);
     }
 
     #[test]
@@ -197,5 +200,11 @@ mod tests {
         let numbers = purchases(&many);
         let units = |number| numbers.iter().filter(|one| **one == number).count();
         assert_eq!([0, 1, 2, 3].map(units), [50, 50, 20, 0]);
+        // eSIM Access takes "up to 30 eSIMs in a batch".
+        assert_eq!(
+            purchases(&[("esim-access", "a"); 31])[29..],
+            [0, 1],
+            "31 units are two purchases"
+        );
     }
 }

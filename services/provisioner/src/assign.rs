@@ -3,7 +3,7 @@
 //! is stored, in whatever order the provider lists the units later, because otherwise a topup could
 //! get another eSIM than the one that was delivered. The functions are pure, without I/O.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use domain::TopupId;
 use store::placements::ClaimedTopup;
@@ -12,8 +12,8 @@ use crate::providers::{ProviderId, ProviderUnit};
 
 /// Assigns the provider's units to pending topups. `product_of` is the product that a provider's
 /// option stands for, as the units name it. A unit that is already assigned stays with its topup;
-/// any other one goes to the next free topup of its product. Units for which there is no topup are
-/// left over and logged.
+/// any other one goes to the next free topup of its product, and in a purchase of one product every
+/// unit is of it. Units for which there is no topup are left over and logged.
 pub fn assign_units<'a>(
     topups: &'a [ClaimedTopup],
     mut units: Vec<ProviderUnit>,
@@ -34,23 +34,37 @@ pub fn assign_units<'a>(
             .or_default()
             .push(topup);
     }
+    let products: HashSet<&str> = topups
+        .iter()
+        .map(|topup| product_of(&topup.provider_option_id))
+        .collect();
+    let only_product = products.iter().next().filter(|_| products.len() == 1);
     units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
     let mut assigned_units = Vec::with_capacity(units.len());
     let mut left_over = 0;
+    let mut unnamed = 0;
     for unit in units {
         let topup = if let Some(topup) = topup_of.get(unit.unit_id.as_str()) {
             topup.pending.then_some(*topup)
         } else {
-            let product_id = unit.product_id.as_ref().map(ProviderId::as_str);
-            let next = product_id
-                .and_then(|id| free.get_mut(id))
-                .and_then(Vec::pop);
+            let named = named(&unit, &products);
+            // The whole purchase is of one product, so the unit is of it, whatever it is called.
+            unnamed += usize::from(named.is_none() && only_product.is_some());
+            let named = named.or(only_product.copied());
+            let next = named.and_then(|id| free.get_mut(id)).and_then(Vec::pop);
             left_over += usize::from(next.is_none());
             next
         };
         if let Some(topup) = topup {
             assigned_units.push((topup.topup_id.clone(), unit));
         }
+    }
+    if unnamed > 0 {
+        tracing::warn!(
+            units = unnamed,
+            "the provider does not name the option of units as it was ordered; it is the only one \
+             of the purchase, so they are taken for it"
+        );
     }
     if left_over > 0 {
         tracing::error!(
@@ -60,6 +74,23 @@ pub fn assign_units<'a>(
         );
     }
     assigned_units
+}
+
+/// The product that a unit is of, as we have ordered it. Some providers change upper and lower
+/// case, or answer with the code of a product that was ordered by another name.
+fn named<'a>(unit: &ProviderUnit, products: &HashSet<&'a str>) -> Option<&'a str> {
+    let names = [&unit.product_id, &unit.product_alias];
+    let names = names.into_iter().flatten().map(ProviderId::as_str);
+    let exactly = names.clone().find_map(|name| products.get(name).copied());
+    exactly.or_else(|| {
+        let is_alike = |product: &&&str| {
+            let mut names = names.clone();
+            names.any(|name| name.eq_ignore_ascii_case(product))
+        };
+        let mut alike = products.iter().filter(is_alike);
+        // Two products that differ only by their case cannot be told apart by another one.
+        alike.next().filter(|_| alike.next().is_none()).copied()
+    })
 }
 
 /// The items of a purchase: each option once, with its number of units, in the order of the topups.
@@ -103,6 +134,7 @@ mod tests {
         ProviderUnit {
             unit_id: ProviderId::parse(id.into()).unwrap(),
             product_id: ProviderId::parse(option.into()).ok(),
+            product_alias: None,
             state: ProviderUnitState::Pending,
         }
     }
@@ -133,6 +165,30 @@ mod tests {
             pairs(&topups, units),
             [(0, "1".into()), (1, "2".into()), (2, "3".into())]
         );
+    }
+
+    #[test]
+    fn a_unit_is_found_by_another_spelling_and_by_another_name() {
+        let topups = topups(&["JP-1", "kr-1"]);
+        let mut by_slug = unit("1", "C7");
+        by_slug.product_alias = ProviderId::parse("kr-1".into()).ok();
+        let units = vec![unit("2", "jp-1"), by_slug, unit("3", "C8")];
+        assert_eq!(pairs(&topups, units), [(1, "1".into()), (0, "2".into())]);
+        // What differs only by its case cannot be told apart by another case.
+        let topups = self::topups(&["aa", "AA"]);
+        assert!(pairs(&topups, vec![unit("1", "Aa")]).is_empty());
+        let exact = vec![unit("1", "AA"), unit("2", "aa")];
+        assert_eq!(pairs(&topups, exact), [(1, "1".into()), (0, "2".into())]);
+    }
+
+    #[test]
+    fn all_units_of_a_purchase_of_one_option_are_of_it() {
+        let topups = topups(&["JP-1", "JP-1"]);
+        let mut nameless = unit("2", "x");
+        nameless.product_id = None;
+        let units = vec![unit("1", "C7"), nameless, unit("3", "JP-1")];
+        // No more than were ordered.
+        assert_eq!(pairs(&topups, units), [(0, "1".into()), (1, "2".into())]);
     }
 
     #[test]

@@ -19,8 +19,8 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, LookUpRequest, LookUpResponse,
-        Provider, Purchase, PurchaseResponse, Trouble,
+        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, LookUp, LookUpRequest,
+        LookUpResponse, Provider, Purchase, PurchaseResponse, Trouble,
     },
     rate::Rate,
 };
@@ -61,9 +61,8 @@ impl Calls {
             PurchaseResponse::Bought(_) => "bought",
             PurchaseResponse::Rejected { .. } => "rejected",
         };
-        let response = self
-            .measure("purchase", Some(lane), purchasing, outcome)
-            .await;
+        let part = Part::Lane(lane);
+        let response = self.measure("purchase", part, purchasing, outcome).await;
         let result = match &response {
             Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
@@ -89,7 +88,13 @@ impl Calls {
         self.turn_of_look_up().await;
         let looking = perform(Effect::LookUp, self.provider.look_up(look_up));
         let looking = within(self.longest(), looking);
-        let response = self.measure("look_up", None, looking, found).await;
+        let is_search = self.provider.capabilities().look_up == LookUp::Search;
+        let part = if is_search && look_up.reference.is_none() {
+            Part::Search
+        } else {
+            Part::LookUp
+        };
+        let response = self.measure("look_up", part, looking, found).await;
         match &response {
             Ok(LookUpResponse::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
             Ok(LookUpResponse::NotFound) if was_unknown => {
@@ -106,7 +111,7 @@ impl Calls {
         self.turn_of_look_up().await;
         let collect = perform(Effect::Collect, self.provider.collect(look_up));
         let collect = within(self.longest(), collect);
-        self.measure("collect", None, collect, found).await
+        self.measure("collect", Part::LookUp, collect, found).await
     }
 
     /// When an operation that begins now is given up.
@@ -184,12 +189,11 @@ impl Calls {
         response
     }
 
-    /// Awaits a call of an order, and reports it to the metrics and the breaker. `lane` is that of
-    /// a purchase; other calls have none.
+    /// Awaits a call of an order, and reports it to the metrics and the breaker.
     async fn measure<T>(
         &self,
         call: &'static str,
-        lane: Option<&Arc<str>>,
+        part: Part<'_>,
         calling: impl Future<Output = Result<T, Trouble>>,
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
@@ -198,10 +202,29 @@ impl Calls {
         match &response {
             // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
-            Err(trouble) => self.breaker.failed(breaker_version, lane, trouble).await,
+            Err(Trouble::Unknown(_)) if part == Part::Search && self.breaker.is_closed() => {}
+            Err(trouble) => {
+                let lane = match part {
+                    Part::Lane(lane) => Some(lane),
+                    Part::LookUp | Part::Search => None,
+                };
+                self.breaker.failed(breaker_version, lane, trouble).await;
+            }
         }
         response
     }
+}
+
+/// The part of a provider that a call shows to work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part<'a> {
+    /// The sale of what is in this lane.
+    Lane(&'a Arc<str>),
+    /// The look-up of purchases.
+    LookUp,
+    /// The search for purchases. A provider that does not understand ours sells all the same, so a
+    /// search that fails does not open the breaker.
+    Search,
 }
 
 /// Awaits an operation until `end`. If it is given up, nobody knows its outcome, as with a call

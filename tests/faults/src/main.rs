@@ -129,8 +129,8 @@ struct Settings {
     without_fence: bool,
     /// Provider whose protocol the sandbox speaks: `sandbox`, `usimsa`, `esim-access` or `airalo`
     ///
-    /// At the last two a look-up proves no absence, so an attempt that got no answer and is not
-    /// found is parked.
+    /// At all but the sandbox a look-up proves no absence, so an attempt that got no answer and is
+    /// not found is parked.
     #[arg(long, default_value = "sandbox", value_parser = provider)]
     provider: &'static str,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]

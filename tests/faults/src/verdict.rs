@@ -417,7 +417,7 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
 
 /// Whether a look-up at this provider proves no absence.
 fn searches(provider: &str) -> bool {
-    matches!(provider, "airalo" | "esim-access")
+    matches!(provider, "airalo" | "esim-access" | "usimsa")
 }
 
 /// Whether this unit never gets a profile. Airalo has no state of an eSIM, so one that fails there

@@ -3,8 +3,12 @@
 //! an order is the id of the order.
 //!
 //! The protocol knows no repeated order: whoever sends one twice buys twice, whatever the settings
-//! of the sandbox say. What it cannot express is left out; docs/sandbox.md says what that is. The
-//! provisioner has definitions of its own, so a mistake in either of them shows up in the tests.
+//! of the sandbox say. What it cannot express is left out; docs/sandbox.md says what that is.
+//!
+//! The forms are those of the provider's public documents (prints of 2025, pages collected in
+//! September 2026), whatever the provisioner expects, so that a mistake of the provisioner shows up
+//! in the tests: all packages in one answer, a second page that is an object, one activation code
+//! for all eSIMs of the test mode, and prices for consumers beside those that are charged.
 
 use std::collections::HashMap;
 
@@ -33,6 +37,7 @@ use sandbox::{
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
+    script::option_id,
     units,
 };
 
@@ -53,10 +58,19 @@ const MOST: u32 = 50;
 const PAGE_MOST: usize = 100;
 /// The days for which a package is valid.
 const VALIDITY: u32 = 30;
-/// The price of each unit, in dollars.
-const PRICE: f64 = 4.5;
+/// What each unit costs us, in dollars.
+const NET_PRICE: f64 = 4.5;
 /// The same as in the catalogue.
 pub const PRICE_TEXT: &str = "4.50";
+/// The price of each unit for consumers, in dollars.
+const RETAIL_PRICE: f64 = 9.0;
+/// The places of a page, unless the caller says how many.
+const PLACES: usize = 25;
+/// The packages of a place that only makes the list long.
+const FILLERS: usize = 16;
+/// An eSIM of the test mode has this code, whichever it is.
+const TEST_SMDP: &str = "lpa.airalo.com";
+const TEST_CODE: &str = "TEST";
 /// What our account holds. It never gets less, because nothing here is real.
 const BALANCE: f64 = 100_000.0;
 const MB: u64 = 1024 * 1024;
@@ -89,6 +103,12 @@ pub fn token() -> String {
 /// The body of a refusal with a code.
 fn refusal(code: u32, reason: &str) -> Value {
     json!({ "code": code, "reason": reason })
+}
+
+/// Whether the option is that of this name, which says how its eSIMs behave in this protocol:
+/// `test-mode`, `recycled`, `unlimited`, `partially-refunded` or `odd-state`.
+fn is_named(option: &str, name: &str) -> bool {
+    option_id(name).to_string() == option
 }
 
 /// The answer to a request with a field that is not allowed.
@@ -279,8 +299,15 @@ async fn list(
         let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
         purchases.retain(|purchase| now - purchase.at >= lag);
     }
+    // Only the answer to an order names what it costs us.
     asked.page(purchases.iter().rev(), |purchase| {
-        shown(sandbox, purchase, now)
+        let mut listed = shown(sandbox, purchase, now);
+        listed["price"] = json!(RETAIL_PRICE.to_string());
+        listed["validity"] = json!(VALIDITY.to_string());
+        if let Some(fields) = listed.as_object_mut() {
+            fields.remove("net_price");
+        }
+        listed
     })
 }
 
@@ -316,11 +343,19 @@ impl Asked {
         entries: impl ExactSizeIterator<Item = T>,
         show: impl Fn(T) -> Value,
     ) -> Response {
+        Json(self.page_of(entries, show)).into_response()
+    }
+
+    fn page_of<T>(
+        &self,
+        entries: impl ExactSizeIterator<Item = T>,
+        show: impl Fn(T) -> Value,
+    ) -> Value {
         let total = entries.len();
         let skipped = (self.page - 1).saturating_mul(self.limit);
         let listed = entries.skip(skipped).take(self.limit);
         let listed: Vec<Value> = listed.map(show).collect();
-        Json(json!({
+        json!({
             "data": listed,
             "meta": {
                 "message": "success",
@@ -329,8 +364,7 @@ impl Asked {
                 "per_page": self.limit.to_string(),
                 "total": total,
             },
-        }))
-        .into_response()
+        })
     }
 }
 
@@ -349,13 +383,15 @@ async fn packages(
     if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
-    let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
+    let asked = query.as_deref().unwrap_or_default();
+    let has_limit = asked.contains("limit=");
+    let Some(asked) = Asked::read(asked, PLACES) else {
         return invalid("limit", "The limit must be an integer.");
     };
     // Places come in the order of their first product.
-    let mut places: Vec<(&[&str], Vec<products::Product>)> = Vec::new();
+    let mut places: Vec<(&[&str], Vec<&products::Product>)> = Vec::new();
     let all = products::all();
-    for product in all.into_iter().filter(|one| one.kind != Kind::ByTheDay) {
+    for product in all.iter().filter(|one| one.kind != Kind::ByTheDay) {
         match places
             .iter_mut()
             .find(|(countries, _)| *countries == product.countries)
@@ -364,18 +400,87 @@ async fn packages(
             None => places.push((product.countries, vec![product])),
         }
     }
-    asked.page(places.iter(), |(countries, products)| {
-        place(countries, products)
+    let places = places
+        .iter()
+        .map(|(countries, products)| place(countries, products));
+    let fillers = (0..upstreams.airalo_places).map(filler);
+    let places: Vec<Value> = places.chain(fillers).collect();
+    // Without a limit the answer has all places.
+    let limit = if has_limit { asked.limit } else { places.len() };
+    let asked = Asked { limit, ..asked };
+    let mut page = asked.page_of(places.into_iter(), |place| place);
+    page["pricing"] = json!({ "model": "net_pricing", "discount_percentage": 0 });
+    if asked.page > 1 {
+        page["data"] = by_index(&page["data"], asked.limit * (asked.page - 1));
+    }
+    Json(page).into_response()
+}
+
+/// A list as the documents show it from the second page on: an object whose keys are the indexes.
+fn by_index(list: &Value, first: usize) -> Value {
+    let listed = list.as_array().into_iter().flatten().enumerate();
+    let listed = listed.map(|(index, one)| ((first + index).to_string(), one.clone()));
+    Value::Object(listed.collect())
+}
+
+/// A place whose packages have the size of real ones and are never ordered.
+fn filler(number: usize) -> Value {
+    let networks: Vec<Value> = (0..24)
+        .map(|n| json!({ "name": format!("Network {n}"), "types": ["4G", "5G"] }))
+        .collect();
+    let instructions = "Open the settings, choose to add an eSIM, scan the code. ".repeat(30);
+    let packages: Vec<Value> = (0..FILLERS)
+        .map(|n| {
+            json!({
+                "id": format!("filler-{number}-{n}"),
+                "type": "sim",
+                "price": 26.0,
+                "amount": 20_480,
+                "day": 30,
+                "is_unlimited": false,
+                "title": "20 GB - 30 Days",
+                "data": "20 GB",
+                "short_info": "This eSIM doesn't come with a phone number.",
+                "qr_installation": instructions,
+                "manual_installation": instructions,
+                "is_fair_usage_policy": false,
+                "fair_usage_policy": null,
+                "voice": null,
+                "text": null,
+                "net_price": 20.8,
+                "prices": {
+                    "net_price": { "USD": 20.8, "EUR": 18.2, "JPY": 3120 },
+                    "recommended_retail_price": { "USD": 26.0, "EUR": 22.8, "JPY": 3900 },
+                },
+            })
+        })
+        .collect();
+    json!({
+        "slug": format!("place-{number}"),
+        "country_code": "US",
+        "title": format!("Place {number}"),
+        "image": { "width": 132, "height": 99, "url": "https://cdn.example.com/flag.png" },
+        "operators": [{
+            "id": number,
+            "title": "Filler",
+            "type": "local",
+            "is_kyc_verify": false,
+            "countries": [{ "country_code": "US", "title": "United States" }],
+            "coverages": [{ "name": "US", "code": "US", "networks": networks }],
+            "install_window_days": null,
+            "topup_grace_window_days": null,
+            "packages": packages,
+        }],
     })
 }
 
-fn place(countries: &[&str], products: &[products::Product]) -> Value {
+fn place(countries: &[&str], products: &[&products::Product]) -> Value {
     let is_local = countries.len() == 1;
     let any = |kind| products.iter().any(|product| product.kind == kind);
     let listed = countries
         .iter()
         .map(|code| json!({ "country_code": code, "title": code }));
-    let packages: Vec<Value> = products.iter().map(package).collect();
+    let packages: Vec<Value> = products.iter().map(|product| package(product)).collect();
     let info = if any(Kind::NeedsConfirmationCode) {
         "The installation asks for a confirmation code."
     } else {
@@ -409,14 +514,14 @@ fn package(product: &products::Product) -> Value {
     json!({
         "id": product.id,
         "type": if product.kind == Kind::TopUp { "topup" } else { "sim" },
-        "price": PRICE,
+        "price": RETAIL_PRICE,
         "amount": product.megabytes.unwrap_or_default(),
         "day": product.days,
         "is_unlimited": product.megabytes.is_none(),
         "title": product.name,
         "data": product.megabytes.map_or("Unlimited".to_owned(), |data| format!("{data} MB")),
         "short_info": null,
-        "net_price": PRICE,
+        "net_price": NET_PRICE,
     })
 }
 
@@ -424,6 +529,14 @@ fn package(product: &products::Product) -> Value {
 /// because the protocol has no state of an eSIM.
 fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
     let product = &purchase.products[0];
+    let is_test = is_named(&product.option_id, "test-mode");
+    let status = if is_named(&product.option_id, "partially-refunded") {
+        json!({ "name": "Partially refunded", "slug": "partially_refunded" })
+    } else if is_named(&product.option_id, "odd-state") {
+        json!({ "name": "Under review", "slug": "under_review" })
+    } else {
+        json!({ "name": "Completed", "slug": "completed" })
+    };
     let created = purchase.at.to_offset(UtcOffset::UTC).format(CREATED);
     let sims: Vec<Value> = units::shown(sandbox, purchase, now)
         .into_iter()
@@ -431,6 +544,17 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
             let profile = (shown.status == UnitStatus::Ready)
                 .then(|| sandbox.ledger.profile(shown.unit, purchase.at));
             let profile = profile.as_ref();
+            if is_test {
+                return json!({
+                    "id": shown.unit,
+                    "iccid": profile.map(|profile| &profile.iccid),
+                    "lpa": TEST_SMDP,
+                    "matching_id": TEST_CODE,
+                    "qrcode": format!("LPA:1${TEST_SMDP}${TEST_CODE}"),
+                    "qrcode_url": null,
+                    "confirmation_code": null,
+                });
+            }
             json!({
                 "id": shown.unit,
                 "iccid": profile.map(|profile| &profile.iccid),
@@ -450,11 +574,13 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
         "type": "sim",
         "description": purchase.order_id,
         "validity": VALIDITY,
-        "price": PRICE,
+        "price": RETAIL_PRICE,
+        "net_price": NET_PRICE,
+        "pricing_model": "net_pricing",
         "currency": "USD",
         "created_at": created.unwrap_or_default(),
         "sims": sims,
-        "status": { "name": "Completed", "slug": "completed" },
+        "status": status,
     })
 }
 
@@ -478,6 +604,26 @@ async fn usage(
         }
     };
     let ends = esim.ends_at.to_offset(UtcOffset::UTC).format(CREATED);
+    let purchase = unit.and_then(|unit| sandbox.ledger.containing(unit));
+    let is = |name| {
+        purchase
+            .as_ref()
+            .is_some_and(|purchase| is_named(&purchase.products[0].option_id, name))
+    };
+    if is("recycled") {
+        let recycled = json!({
+            "remaining": 0, "total": 0, "expired_at": null, "is_unlimited": null, "status": "RECYCLED",
+        });
+        return Json(data(&recycled)).into_response();
+    }
+    // The amounts of an unlimited package are to be ignored.
+    if is("unlimited") {
+        let unlimited = json!({
+            "remaining": 0, "total": 0, "expired_at": ends.unwrap_or_default(), "is_unlimited": true,
+            "status": "ACTIVE",
+        });
+        return Json(data(&unlimited)).into_response();
+    }
     Json(data(&json!({
         "remaining": (esim.total - esim.used) / MB,
         "total": esim.total / MB,

@@ -3,8 +3,14 @@
 //! `transactionId` is the id of the order.
 //!
 //! Every answer has status 200, and errors are codes in the body. Only a `500` of a script or fault
-//! stays one. What the protocol cannot express is left out; docs/sandbox.md says what that is. The
-//! provisioner has definitions of its own, so a mistake in either of them shows up in the tests.
+//! stays one. What the protocol cannot express is left out; docs/sandbox.md says what that is.
+//!
+//! The forms are those of the provider's public reference (prints of the end of 2025 and of April
+//! 2026), whatever the provisioner expects, so that a mistake of the provisioner shows up in the
+//! tests: times with an offset and without seconds, pages of 5 to 500, 30 eSIMs in a batch, and an
+//! ICCID that is sold again after its eSIM was cancelled.
+
+use std::{collections::HashMap, sync::LazyLock};
 
 use axum::{
     Json, Router,
@@ -19,8 +25,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use signing::SecretKey;
 use time::{
-    OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
-    macros::format_description,
+    OffsetDateTime, format_description::StaticFormatDescription, macros::format_description,
 };
 
 use sandbox::{
@@ -32,8 +37,8 @@ use sandbox::{
     profile::UnitNumber,
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
-    sale::{self, MAX_UNITS, Sale},
-    script,
+    sale::{self, Sale},
+    script::{self, option_id},
     units::{self, UnitView},
 };
 
@@ -44,14 +49,37 @@ use crate::{
 
 pub const ORDER: &str = "/api/v1/open/esim/order";
 
-const TIME: StaticFormatDescription =
-    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+/// A time of a query, such as `2010-06-30T01:20+00:00`.
+const TIME: StaticFormatDescription = format_description!(
+    "[year]-[month]-[day]T[hour]:[minute][offset_hour sign:mandatory]:[offset_minute]"
+);
 const CREATED: StaticFormatDescription =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]+0000");
 /// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
-/// The largest page of a query.
-const PAGE_MOST: usize = 100;
+/// The sizes of a page of a query.
+const PAGE_SIZES: std::ops::RangeInclusive<usize> = 5..=500;
+/// The most pages of a query.
+const PAGES_MOST: usize = 10_000;
+/// The most eSIMs of a purchase: "up to 30 eSIMs in a batch".
+const BATCH: u64 = 30;
+/// The longest transaction id, in characters.
+const ID_MOST: usize = 50;
+/// The states of which an eSIM is in one from its purchase on, by the name of its option. The last
+/// one is in no list of the provider.
+const STATES: [(&str, &str); 5] = [
+    ("revoke", "REVOKE"),
+    ("revoked", "REVOKED"),
+    ("suspended", "SUSPENDED"),
+    ("unused-expired", "UNUSED_EXPIRED"),
+    ("odd-state", "UNDER_REVIEW"),
+];
+/// The same by the id of the option.
+static SCRIPTED: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
+    STATES
+        .map(|(name, state)| (option_id(name).to_string(), state))
+        .into()
+});
 /// The price of each package, in ten-thousandths of a dollar.
 const PRICE: u64 = 15_000;
 /// The same in dollars, as in the catalogue.
@@ -115,6 +143,8 @@ struct Failure(&'static str, &'static str);
 const SERVER_ERROR: Failure = Failure("000001", "Server error");
 const BAD_JSON: Failure = Failure("000104", "The request is not valid JSON");
 const BAD_PARAMETER: Failure = Failure("000105", "A mandatory parameter is missing or invalid");
+const TOO_LONG: Failure = Failure("000107", "A parameter is too long");
+const BAD_ORDER: Failure = Failure("200008", "The order parameters are wrong, ask our support");
 const EXPIRED: Failure = Failure("101001", "The timestamp has expired");
 const BAD_SIGNATURE: Failure = Failure("101003", "The signature does not match");
 const PRICE_CHANGED: Failure = Failure("200005", "The price of the package is wrong");
@@ -222,11 +252,15 @@ async fn order(
         .map(|package| u64::from(package.count))
         .sum();
     let is_good = |package: &Package| package.count > 0 && !package.code.is_empty();
-    if order.transaction_id.is_empty()
-        || !(1..=MAX_UNITS).contains(&units)
-        || !order.package_info_list.iter().all(is_good)
+    if order.transaction_id.is_empty() || units == 0 || !order.package_info_list.iter().all(is_good)
     {
         return BAD_PARAMETER.into_response();
+    }
+    if order.transaction_id.len() > ID_MOST {
+        return TOO_LONG.into_response();
+    }
+    if units > BATCH {
+        return BAD_ORDER.into_response();
     }
     if order
         .package_info_list
@@ -242,7 +276,7 @@ async fn order(
         .package_info_list
         .into_iter()
         .map(|package| Product {
-            option_id: package.code,
+            option_id: by_slug(package.code),
             qty: package.count,
         })
         .collect();
@@ -277,23 +311,29 @@ async fn order(
         }
         Err(error) => return failed(error),
     };
+    upstreams.iccids.sold(&purchase);
     let ordered = json!({ "orderNo": order_number(&purchase), "transactionId": purchase.order_id });
     garble::garbled(garble, &SHAPE, done(&ordered))
 }
 
 /// Lists the eSIMs of a purchase, or those of all purchases within a time.
 async fn query(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let query: Query = match read(&sandbox, &headers, body) {
+    let sandbox = &upstreams.sandbox;
+    let query: Query = match read(sandbox, &headers, body) {
         Ok(query) => query,
         Err(failure) => return failure.into_response(),
     };
+    let size = query.pager.page_size;
+    if !PAGE_SIZES.contains(&size) || !(1..=PAGES_MOST).contains(&query.pager.page_num) {
+        return BAD_PARAMETER.into_response();
+    }
     let now = clock::now();
     if let Some(unit) = &query.esim_tran_no {
-        return one(&sandbox, unit, now);
+        return one(&upstreams, unit, now);
     }
     let mut purchases = if let Some(number) = &query.order_no {
         let first = number.strip_prefix('B').and_then(|unit| unit.parse().ok());
@@ -326,16 +366,15 @@ async fn query(
         .and_then(|_| sandbox.garble(products));
     let all: Vec<(&LedgerPurchase, UnitView)> = purchases
         .iter()
-        .flat_map(|purchase| made(&sandbox, purchase, now).map(|unit| (&**purchase, unit)))
+        .flat_map(|purchase| made(sandbox, purchase, now).map(|unit| (&**purchase, unit)))
         .collect();
     if query.order_no.is_some() && all.is_empty() {
         return NOT_ALLOCATED.into_response();
     }
-    let size = query.pager.page_size.min(PAGE_MOST);
-    let skipped = query.pager.page_num.saturating_sub(1).saturating_mul(size);
+    let skipped = (query.pager.page_num - 1) * size;
     let listed = all.iter().skip(skipped).take(size);
     let page: Vec<Value> = listed
-        .map(|(purchase, unit)| allocated(&sandbox, purchase, unit))
+        .map(|(purchase, unit)| allocated(&upstreams, purchase, unit))
         .collect();
     let pager = json!({ "pageNum": query.pager.page_num, "pageSize": size, "total": all.len() });
     let listed = done(&json!({ "esimList": page, "pager": pager }));
@@ -343,7 +382,8 @@ async fn query(
 }
 
 /// Lists one eSIM.
-fn one(sandbox: &Sandbox, number: &str, now: OffsetDateTime) -> Response {
+fn one(upstreams: &Upstreams, number: &str, now: OffsetDateTime) -> Response {
+    let sandbox = &upstreams.sandbox;
     let unit = number.parse().ok();
     let purchase = unit.and_then(|unit| sandbox.ledger.containing(unit));
     let Some(purchase) = purchase else {
@@ -354,7 +394,7 @@ fn one(sandbox: &Sandbox, number: &str, now: OffsetDateTime) -> Response {
     }
     let listed: Vec<Value> = made(sandbox, &purchase, now)
         .filter(|shown| Some(shown.unit) == unit)
-        .map(|shown| allocated(sandbox, &purchase, &shown))
+        .map(|shown| allocated(upstreams, &purchase, &shown))
         .collect();
     let pager = json!({ "pageNum": 1, "pageSize": 1, "total": listed.len() });
     Json(done(&json!({ "esimList": listed, "pager": pager }))).into_response()
@@ -368,19 +408,26 @@ struct Cancel {
 
 /// Takes an eSIM back that nobody has begun to install.
 async fn cancel(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let cancel: Cancel = match read(&sandbox, &headers, body) {
+    let sandbox = &upstreams.sandbox;
+    let cancel: Cancel = match read(sandbox, &headers, body) {
         Ok(cancel) => cancel,
         Err(failure) => return failure.into_response(),
     };
     let Ok(unit) = cancel.esim_tran_no.parse() else {
         return NO_ESIM.into_response();
     };
-    match after::give_back(&sandbox, unit) {
-        Ok(GiveBackResult::Done) => Json(done(&json!({}))).into_response(),
+    match after::give_back(sandbox, unit) {
+        Ok(GiveBackResult::Done) => {
+            if let Some(purchase) = sandbox.ledger.containing(unit) {
+                let iccid = sandbox.ledger.profile(unit, purchase.at).iccid;
+                upstreams.iccids.canceled(unit, iccid);
+            }
+            Json(done(&json!({}))).into_response()
+        }
         Ok(GiveBackResult::Installed) => BAD_STATE.into_response(),
         Ok(GiveBackResult::Unknown) => NO_ESIM.into_response(),
         Err(error) => failed(error),
@@ -388,8 +435,13 @@ async fn cancel(
 }
 
 fn time(text: Option<&String>) -> Option<OffsetDateTime> {
-    let time = PrimitiveDateTime::parse(text?, TIME).ok()?;
-    Some(time.assume_utc())
+    OffsetDateTime::parse(text?, TIME).ok()
+}
+
+/// The package that is ordered: `packageCode` may also hold the slug.
+fn by_slug(code: String) -> String {
+    let known = products::all().iter().find(|one| one.name == code);
+    known.map_or(code, |product| product.id.clone())
 }
 
 /// The units of a purchase whose eSIMs are made by now.
@@ -403,20 +455,22 @@ fn made<'a>(
 }
 
 /// A unit that is made. One that fails counts as cancelled.
-fn allocated(sandbox: &Sandbox, purchase: &LedgerPurchase, shown: &UnitView) -> Value {
-    let profile = sandbox.ledger.profile(shown.unit, purchase.at);
+fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView) -> Value {
+    let profile = upstreams.sandbox.ledger.profile(shown.unit, purchase.at);
     let is_ready = shown.status == UnitStatus::Ready;
     let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
+    let scripted = SCRIPTED.get(shown.option_id).copied();
     let status = match (is_ready, esim.is_installed) {
         (false, _) => "CANCEL",
-        (true, false) => "GOT_RESOURCE",
+        (true, false) => scripted.unwrap_or("GOT_RESOURCE"),
         (true, true) => "IN_USE",
     };
+    let product = products::all().iter().find(|one| one.id == shown.option_id);
     json!({
         "esimTranNo": shown.unit.to_string(),
         "orderNo": order_number(purchase),
         "transactionId": purchase.order_id,
-        "iccid": profile.iccid,
+        "iccid": upstreams.iccids.of(shown.unit).unwrap_or(profile.iccid),
         "ac": is_ready.then_some(profile.download_link),
         "qrCodeUrl": null,
         "smdpStatus": if esim.is_installed { "ENABLED" } else { "RELEASED" },
@@ -426,6 +480,7 @@ fn allocated(sandbox: &Sandbox, purchase: &LedgerPurchase, shown: &UnitView) -> 
         "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
         "packageList": [{
             "packageCode": shown.option_id,
+            "slug": product.map(|product| product.name),
             "createTime": purchase.at.format(CREATED).unwrap_or_default(),
         }],
     })
@@ -454,7 +509,7 @@ async fn packages(
     };
     let top_ups = asked["type"] == "TOPUP";
     let listed: Vec<Value> = products::all()
-        .into_iter()
+        .iter()
         .filter(|product| {
             product.kind != Kind::NeedsIdentity && (product.kind == Kind::TopUp) == top_ups
         })
@@ -494,6 +549,8 @@ async fn packages(
 pub fn callback(_: &Ledger, purchase: &LedgerPurchase, _: UnitNumber, _: &str) -> Value {
     json!({
         "notifyType": "ORDER_STATUS",
+        "notifyId": format!("N{}", purchase.first_unit),
+        "eventGenerateTime": purchase.at.format(CREATED).unwrap_or_default(),
         "content": {
             "orderNo": order_number(purchase),
             "transactionId": purchase.order_id,

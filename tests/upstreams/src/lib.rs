@@ -50,6 +50,11 @@ pub struct Config {
     /// this protocol get no callbacks.
     #[arg(long, env = "SANDBOX_ESIM_ACCESS_CALLBACK_URL", hide_env_values = true)]
     pub esim_access_callback_url: Option<SecretString>,
+    /// Further places in the list of packages of Airalo, each with 16 packages
+    ///
+    /// The real list has about 3,200 packages.
+    #[arg(long, default_value_t = 0)]
+    pub airalo_places: usize,
 }
 
 /// Serves until `shutdown`.
@@ -69,6 +74,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 sandbox: sandbox.clone(),
                 token: airalo::token().into(),
                 esim_access,
+                iccids: Arc::default(),
+                airalo_places: config.airalo_places,
             }),
         orders: &[esim_access::ORDER, airalo::ORDERS],
     })

@@ -2,6 +2,8 @@
 //! ([`sandbox::script`]), and some more that show what an import makes of other countries, and what
 //! it refuses. Each of the further ones can be ordered and behaves as `ready`.
 
+use std::sync::LazyLock;
+
 use sandbox::script::{self, COUNTRIES, DAYS, MEGABYTES, option_id};
 
 /// A product of the catalogue.
@@ -58,8 +60,14 @@ const FURTHER: &[Further] = &[
     ("top-up", &["JP"], Some(1024), 7, Kind::TopUp),
 ];
 
+static ALL: LazyLock<Vec<Product>> = LazyLock::new(listed);
+
 /// All products.
-pub fn all() -> Vec<Product> {
+pub fn all() -> &'static [Product] {
+    &ALL
+}
+
+fn listed() -> Vec<Product> {
     let scripted = script::names().map(|name| Product {
         id: option_id(name).to_string(),
         name,

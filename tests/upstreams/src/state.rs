@@ -1,9 +1,13 @@
 //! The state of the further protocols.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
 
 use axum::extract::FromRef;
-use sandbox::{Sandbox, channel::CallbackChannel};
+use runtime::lock;
+use sandbox::{Sandbox, channel::CallbackChannel, profile::UnitNumber, purchase::LedgerPurchase};
 
 /// What the handlers of the further protocols share.
 #[derive(Clone)]
@@ -13,6 +17,47 @@ pub(crate) struct Upstreams {
     pub(crate) token: Arc<str>,
     /// Where the callbacks of the protocol of eSIM Access go. That of Airalo has none.
     pub(crate) esim_access: Option<Arc<CallbackChannel>>,
+    /// The ICCIDs of eSIM Access that are sold again.
+    pub(crate) iccids: Arc<Iccids>,
+    /// How many places the list of Airalo has beside those of the products.
+    pub(crate) airalo_places: usize,
+}
+
+/// The ICCIDs of cancelled eSIMs, which eSIM Access sells again with another code. They are in
+/// memory only: after a restart each eSIM has the ICCID that follows from its number.
+#[derive(Default)]
+pub(crate) struct Iccids(Mutex<Pool>);
+
+#[derive(Default)]
+struct Pool {
+    free: Vec<String>,
+    given: HashMap<UnitNumber, String>,
+}
+
+impl Iccids {
+    /// Gives the eSIMs of a new purchase the ICCIDs that are free.
+    pub(crate) fn sold(&self, purchase: &LedgerPurchase) {
+        let mut pool = lock(&self.0);
+        for (unit, _) in purchase.units() {
+            if let Some(iccid) = (!pool.given.contains_key(&unit)).then(|| pool.free.pop()) {
+                pool.given.extend(iccid.map(|iccid| (unit, iccid)));
+            }
+        }
+    }
+
+    /// Takes the ICCID of a cancelled eSIM back. `first` is the one that follows from its number.
+    pub(crate) fn canceled(&self, unit: UnitNumber, first: String) {
+        let mut pool = lock(&self.0);
+        let iccid = pool.given.get(&unit).cloned().unwrap_or(first);
+        if !pool.free.contains(&iccid) {
+            pool.free.push(iccid);
+        }
+    }
+
+    /// The ICCID of an eSIM, if it was sold before.
+    pub(crate) fn of(&self, unit: UnitNumber) -> Option<String> {
+        lock(&self.0).given.get(&unit).cloned()
+    }
 }
 
 impl FromRef<Upstreams> for Sandbox {

@@ -266,3 +266,24 @@ async fn a_purchase_at_a_further_provider_is_forgotten_or_resolved_and_not_cance
         assert_eq!(place.map(|place| kinds[place]), Some(kind), "{found:?}");
     }
 }
+
+/// The price behind `@` is what the option allowed for a unit when it was ordered.
+#[tokio::test]
+async fn a_purchase_at_another_price_is_listed() {
+    let (operator, mut connection, partner) = system().await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let order = store_order(&mut connection, id, "o-1").await;
+    set(&mut connection, &order, "placed").await;
+    let sql = "UPDATE topups SET provider_option_id = provider_option_id || '@1.50' WHERE placement_id = $1";
+    let statement = sqlx::query(sql).bind(order.placement.uuid());
+    statement.execute(&mut connection).await.unwrap();
+    for (paid, code) in [("1.50", 0), ("", 0), ("1.60", 3)] {
+        let list = format!("order_id,paid\n{},{paid}\n", order.placement);
+        let ended = operator.compare(&list, &["--dry-run"]).await;
+        assert_eq!(ended.code, Some(code), "{paid}: {ended:?}");
+        if code == 3 {
+            let found = found(&ended);
+            assert_eq!(found["ledger"]["findings"][0]["kind"], "price_differs");
+        }
+    }
+}

@@ -25,19 +25,20 @@ use reqwest::{
     header::{self, HeaderMap, HeaderValue},
 };
 use runtime::clock::Moment;
+use serde::de::DeserializeOwned;
 use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
 use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
-    packages::AiraloPackages,
+    packages::{AiraloPackages, Place, PricedPlace},
     prices::Prices,
     token::{AiraloToken, Tokens},
     wire::{AiraloOrder, AiraloOrders, AiraloRefusal},
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{Call, CallBody, Http, parse},
+    http::{Call, CallBody, Http, Size, parse},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, Terms},
     provider::{
@@ -58,11 +59,9 @@ const PAGE: usize = 50;
 /// The maximum number of pages of one search. A description contains our id in one order, so a
 /// second page is already odd. If a search has more, its outcome is unknown.
 const PAGES: usize = 5;
-/// The size of a page of the catalogue: countries and regions, each with all of its products.
-const PACKAGES_PAGE: usize = 25;
-/// The maximum number of pages of the catalogue when its prices are read. A longer list is not
-/// believed.
-const LIST_PAGES: u32 = 400;
+/// The maximum number of pages of the catalogue when its prices are read. Without a limit it is one
+/// page, with about 3,200 packages; a longer list than this is not believed.
+const LIST_PAGES: u32 = 20;
 /// A day in the filter of a list.
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 
@@ -93,9 +92,11 @@ fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<Provi
     let client_id = account.text("ACCESS_KEY")?.to_owned();
     let client_secret = account.text("SECRET_KEY")?.trim();
     let provider = Airalo {
-        http: Http::new(&account.url()?, paced, is_defined)?,
-        tokens: Tokens::new(client_id, client_secret.into()),
-        prices: Prices::default(),
+        calls: Arc::new(AiraloCalls {
+            http: Http::new(&account.url()?, paced, is_defined)?,
+            tokens: Tokens::new(client_id, client_secret.into()),
+        }),
+        prices: Arc::default(),
     };
     Ok(ProviderConnection {
         provider: Arc::new(provider),
@@ -103,16 +104,28 @@ fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<Provi
     })
 }
 
-/// The statuses whose bodies the protocol defines: success, and 422 for what cannot be carried out.
+/// The statuses whose bodies the protocol defines: success, 422 for what cannot be carried out, 403
+/// for an address that is not on the list of our account, and 404 for an ICCID that it does not
+/// know.
 fn is_defined(status: StatusCode) -> bool {
-    status.is_success() || status == StatusCode::UNPROCESSABLE_ENTITY
+    const REFUSALS: [StatusCode; 3] = [
+        StatusCode::UNPROCESSABLE_ENTITY,
+        StatusCode::FORBIDDEN,
+        StatusCode::NOT_FOUND,
+    ];
+    status.is_success() || REFUSALS.contains(&status)
 }
 
 /// An account at Airalo.
 struct Airalo {
+    calls: Arc<AiraloCalls>,
+    prices: Arc<Prices>,
+}
+
+/// What sends the calls of our account.
+struct AiraloCalls {
     http: Http,
     tokens: Tokens,
-    prices: Prices,
 }
 
 /// What a refusal means for the call that got it.
@@ -130,13 +143,22 @@ enum Outcome {
 fn outcome(refusal: &AiraloRefusal) -> Outcome {
     match refusal {
         // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
+        // The checksum or the request is bad. Codes 23 and 73 refuse top-ups, which we do not buy,
+        // and 53 is "something unexpected" (its page on errors, September 2026).
         AiraloRefusal::Code {
-            code: 11 | 33 | 34, ..
+            code: 11 | 14 | 33 | 34 | 43,
+            ..
         } => Outcome::Rejected,
         // A field of our request is not allowed, for example the quantity.
-        AiraloRefusal::Invalid { meta, .. } if meta.message == wire::INVALID => Outcome::Rejected,
+        AiraloRefusal::Invalid { data, meta }
+            if meta.message == wire::INVALID && data.names_a_field() =>
+        {
+            Outcome::Rejected
+        }
         AiraloRefusal::Code { code: 13, .. } => Outcome::Busy,
-        AiraloRefusal::Code { .. } | AiraloRefusal::Invalid { .. } => Outcome::Unknown,
+        AiraloRefusal::Code { .. }
+        | AiraloRefusal::Invalid { .. }
+        | AiraloRefusal::Absent { .. } => Outcome::Unknown,
     }
 }
 
@@ -146,57 +168,83 @@ enum Reply {
     Refused(AiraloRefusal),
 }
 
-impl Airalo {
+/// A call with a token.
+struct Asked<'a> {
+    method: Method,
+    path: &'a str,
+    route: &'static str,
+    query: Option<&'a str>,
+    body: Option<CallBody>,
+    size: Size,
+}
+
+impl<'a> Asked<'a> {
+    fn get(path: &'a str, route: &'static str, query: Option<&'a str>) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            route,
+            query,
+            body: None,
+            size: Size::Ordinary,
+        }
+    }
+}
+
+impl AiraloCalls {
     /// Calls with a token. If a token that was good before is denied, nothing was carried out, and
     /// the next attempt gets a new one. If a new token is denied, our access is.
-    async fn call(
-        &self,
-        method: Method,
-        path: &str,
-        route: &'static str,
-        query: Option<&str>,
-        body: Option<CallBody>,
-    ) -> Result<Reply, Trouble> {
+    async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
-        self.call_with(&token, method, path, route, query, body)
-            .await
+        self.call_with(&token, asked).await
     }
 
-    async fn call_with(
-        &self,
-        token: &AiraloToken,
-        method: Method,
-        path: &str,
-        route: &'static str,
-        query: Option<&str>,
-        body: Option<CallBody>,
-    ) -> Result<Reply, Trouble> {
+    async fn call_with(&self, token: &AiraloToken, asked: Asked<'_>) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, token.header.clone()),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
         let call = Call {
-            method,
-            path,
-            query,
-            route,
+            method: asked.method,
+            path: asked.path,
+            query: asked.query,
+            route: asked.route,
             headers,
-            body,
+            body: asked.body,
+            size: asked.size,
         };
         match self.http.call(call).await {
             Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
-            Ok((_, body)) => Ok(Reply::Done(body)),
-            Err(Trouble::Denied(reason)) => {
-                self.tokens.forget(token).await;
-                if token.is_new {
-                    return Err(Trouble::Denied(reason));
-                }
-                Err(Trouble::Busy {
-                    after: None,
-                    reason: format!("{reason}; the next attempt gets a new token"),
-                })
+            Ok((StatusCode::FORBIDDEN, body)) if wire::is_foreign(&body) => Err(Trouble::Denied(
+                "HTTP 403, code 89: our address is not on the list of the account; add it in \
+                     the provider's portal"
+                    .into(),
+            )),
+            Ok((StatusCode::FORBIDDEN, _)) => {
+                let reason = "the provider denies access (HTTP 403)".to_owned();
+                Err(self.denied(token, reason).await)
             }
+            Ok((StatusCode::NOT_FOUND, body)) => match parse(&body) {
+                Ok(AiraloRefusal::Invalid { meta, .. }) if asked.route == USAGE => {
+                    Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
+                }
+                _ => Err(Trouble::Unknown("HTTP 404".into())),
+            },
+            Ok((_, body)) => Ok(Reply::Done(body)),
+            Err(Trouble::Denied(reason)) => Err(self.denied(token, reason).await),
             Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// What it means that a token is denied, which is forgotten.
+    async fn denied(&self, token: &AiraloToken, reason: String) -> Trouble {
+        self.tokens.forget(token).await;
+        if token.is_new {
+            return Trouble::Denied(reason);
+        }
+        Trouble::Busy {
+            after: None,
+            reason: format!("{reason}; the next attempt gets a new token"),
         }
     }
 
@@ -214,7 +262,7 @@ impl Airalo {
             if page > 1 {
                 self.http.turn().await;
             }
-            let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
+            let reply = self.call(Asked::get(ORDERS, ORDERS, Some(&query)));
             let listed: AiraloOrders = match reply.await? {
                 Reply::Done(body) => parse(&body)?,
                 Reply::Refused(refusal) => return Err(trouble(&refusal)),
@@ -222,7 +270,8 @@ impl Airalo {
             let is_last = listed.data.len() < PAGE;
             // The filter also finds orders whose description only contains our id.
             let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(&ours);
-            found.extend(listed.data.into_iter().filter(is_ours));
+            let esims = listed.data.into_iter().filter(|order| !order.is_top_up());
+            found.extend(esims.filter(is_ours));
             if is_last {
                 return wire::found(found);
             }
@@ -234,17 +283,25 @@ impl Airalo {
 
     /// Reads one page of the catalogue.
     async fn packages(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
-        self.package_list(page).await?.listed(page)
+        let list: AiraloPackages<Place> = self.package_list(page).await?;
+        list.listed(page)
     }
 
-    async fn package_list(&self, page: u32) -> Result<AiraloPackages, Trouble> {
-        let query = form_urlencoded::Serializer::new(String::new())
-            .append_pair("limit", &PACKAGES_PAGE.to_string())
-            .append_pair("page", &page.to_string())
-            .finish();
-        let reply = self.call(Method::GET, PACKAGES, PACKAGES, Some(&query), None);
-        match reply.await? {
-            Reply::Done(body) => parse::<AiraloPackages>(&body),
+    /// The provider advises to read the list without a limit, which is one page with all packages
+    /// (its page on packages, September 2026). A limit counts places, each with all of its
+    /// packages.
+    async fn package_list<P: DeserializeOwned>(
+        &self,
+        page: u32,
+    ) -> Result<AiraloPackages<P>, Trouble> {
+        let further = format!("page={page}");
+        let query = (page > 1).then_some(further.as_str());
+        let asked = Asked {
+            size: Size::List,
+            ..Asked::get(PACKAGES, PACKAGES, query)
+        };
+        match self.call(asked).await? {
+            Reply::Done(body) => parse(&body),
             Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
@@ -267,14 +324,14 @@ impl Airalo {
             .append_pair("limit", &PAGE.to_string())
             .append_pair("page", &page.to_string())
             .finish();
-        let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
+        let reply = self.call(Asked::get(ORDERS, ORDERS, Some(&query)));
         let listed: AiraloOrders = match reply.await? {
             Reply::Done(body) => parse(&body)?,
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         let is_last = listed.data.len() < PAGE;
-        let sold: Result<Vec<SoldPurchase>, Trouble> =
-            listed.data.iter().map(AiraloOrder::sold).collect();
+        let esims = listed.data.iter().filter(|order| !order.is_top_up());
+        let sold: Result<Vec<SoldPurchase>, Trouble> = esims.map(AiraloOrder::sold).collect();
         Ok(ListPage {
             entries: sold?,
             next: (!is_last).then(|| page.saturating_add(1)),
@@ -293,7 +350,7 @@ impl Airalo {
         }
         let path = format!("{ORDERS}/{}", order_id.as_str());
         let query = Some("include=sims%2Cstatus");
-        let order: AiraloOrder = match self.call(Method::GET, &path, ORDER, query, None).await? {
+        let order: AiraloOrder = match self.call(Asked::get(&path, ORDER, query)).await? {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
@@ -305,7 +362,8 @@ impl Airalo {
 
     /// The packages of one page with their prices.
     async fn priced(&self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
-        self.package_list(page).await?.priced(page)
+        let list: AiraloPackages<PricedPlace> = self.package_list(page).await?;
+        list.priced(page)
     }
 
     /// What each package costs now.
@@ -330,21 +388,16 @@ impl Airalo {
         }
         Ok(prices)
     }
+}
 
-    /// Compares the price of a purchase with what the option allows. The response does not say whether
-    /// its price is that of a unit or of the order, so only a price above both is certainly too high.
-    /// The purchase is paid and is delivered; the list of prices is read again, because it decides
-    /// what is bought next.
+impl Airalo {
+    /// Compares the price of a purchase with what the option allows, if the response names what we
+    /// pay; not all examples of it do. It does not say whether that is the price of a unit or of
+    /// the order, so only a price above both is certainly too high. The purchase is paid and is
+    /// delivered; the list of prices is read again, because it decides what is bought next.
     fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &AiraloOrder) {
         let Some(most) = terms.most else { return };
-        let Some(paid) = order.paid() else {
-            tracing::error!(
-                provider.option = option,
-                "the response does not name the price of a purchase, so it cannot be compared with \
-                 the catalogue; compare it in the provider's portal"
-            );
-            return;
-        };
+        let Some(paid) = order.paid() else { return };
         let units = u64::try_from(quantity).unwrap_or(u64::MAX);
         if paid <= Price(most.0.saturating_mul(units)) {
             return;
@@ -369,9 +422,11 @@ impl Airalo {
         let Some(most) = terms.most else {
             return Ok(None);
         };
-        let price = self
-            .prices
-            .of(terms.product, async || self.all_prices().await);
+        let calls = Arc::clone(&self.calls);
+        let price = self.prices.of(
+            terms.product,
+            move || async move { calls.all_prices().await },
+        );
         let price = timeout_at(send_by.monotonic.into(), price).await;
         let price = price.map_err(|_| {
             Trouble::NotSent("the provider's prices were not read in time".to_owned())
@@ -400,7 +455,7 @@ impl Airalo {
             return rejected(why);
         }
         // The time is checked after the token was got, because that may take a call of its own.
-        let token = self.tokens.get(&self.http).await?;
+        let token = self.calls.tokens.get(&self.calls.http).await?;
         if purchase.send_by.has_passed() {
             return Err(Trouble::NotSent(
                 "its time was over before it could be sent".into(),
@@ -412,8 +467,12 @@ impl Airalo {
             ("type", "sim"),
             ("description", &purchase.placement_id.to_string()),
         ]);
-        let reply = self.call_with(&token, Method::POST, ORDERS, ORDERS, None, Some(form));
-        let order = match reply.await? {
+        let asked = Asked {
+            method: Method::POST,
+            body: Some(form),
+            ..Asked::get(ORDERS, ORDERS, None)
+        };
+        let order = match self.calls.call_with(&token, asked).await? {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
                 let (status, message) = refusal.text();
@@ -458,7 +517,7 @@ impl Provider for Airalo {
     }
 
     fn clock_ahead(&self) -> Option<i64> {
-        self.http.clock_ahead()
+        self.calls.http.clock_ahead()
     }
 
     fn purchase<'a>(
@@ -474,8 +533,8 @@ impl Provider for Airalo {
     ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
         async move {
             match &look_up.reference {
-                Some(order_id) => self.by_id(look_up.placement_id, order_id).await,
-                None => self.by_description(look_up.placement_id).await,
+                Some(order_id) => self.calls.by_id(look_up.placement_id, order_id).await,
+                None => self.calls.by_description(look_up.placement_id).await,
             }
         }
         .boxed()
@@ -483,7 +542,8 @@ impl Provider for Airalo {
 
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
         async move {
-            match self.call(Method::GET, BALANCE, BALANCE, None, None).await? {
+            let asked = Asked::get(BALANCE, BALANCE, None);
+            match self.calls.call(asked).await? {
                 Reply::Done(body) => Ok(parse::<wire::AiraloAccount>(&body)?.balance()),
                 Reply::Refused(refusal) => Err(trouble(&refusal)),
             }
@@ -492,7 +552,7 @@ impl Provider for Airalo {
     }
 
     fn products(&self, page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
-        self.packages(page).boxed()
+        self.calls.packages(page).boxed()
     }
 
     fn purchases(
@@ -500,14 +560,15 @@ impl Provider for Airalo {
         span: PurchasePeriod,
         page: u32,
     ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
-        self.orders_within(span, page).boxed()
+        self.calls.orders_within(span, page).boxed()
     }
 
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let path = USAGE.replace("{iccid}", esim.iccid.as_str());
-            match self.call(Method::GET, &path, USAGE, None, None).await? {
+            match self.calls.call(Asked::get(&path, USAGE, None)).await? {
                 Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
+                Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
                 Reply::Refused(refusal) => Err(trouble(&refusal)),
             }
         }

@@ -28,7 +28,7 @@ use self::{
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::Http,
+    http::{Http, Size},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
@@ -103,7 +103,7 @@ impl EsimAccess {
             Ok(page) => page,
             Err(failure) => return Err(failure.trouble()),
         };
-        let is_last = page.is_last();
+        let is_last = page.is_last(number);
         let sold: Result<Vec<SoldPurchase>, Trouble> = page
             .esim_list
             .into_iter()
@@ -226,15 +226,25 @@ impl Provider for EsimAccess {
                         units: Vec::new(),
                     }))
                 }
-                Reply::Failed { code, message }
-                    if outcome(&code) == EsimAccessOutcome::Rejected =>
-                {
-                    Ok(PurchaseResponse::Rejected {
-                        status: code,
-                        message,
-                    })
-                }
                 Reply::Failed { code, message } => {
+                    let outcome = outcome(&code);
+                    if outcome == EsimAccessOutcome::Malformed {
+                        tracing::error!(
+                            code,
+                            message,
+                            "the provider does not understand our request. It has bought nothing, \
+                             and the purchase is refused; the adapter must be corrected"
+                        );
+                    }
+                    if matches!(
+                        outcome,
+                        EsimAccessOutcome::Rejected | EsimAccessOutcome::Malformed
+                    ) {
+                        return Ok(PurchaseResponse::Rejected {
+                            status: code,
+                            message,
+                        });
+                    }
                     Err(EsimAccessFailure { code, message }.trouble())
                 }
             }
@@ -278,13 +288,13 @@ impl Provider for EsimAccess {
     fn products(&self, _page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
         async move {
             let request = json!({ "type": "BASE" });
-            let packages: wire::EsimAccessPackages =
-                match self.client.call(PACKAGES, &request).await? {
-                    Reply::Done(result) => wire::read(result)?,
-                    Reply::Failed { code, message } => {
-                        return Err(EsimAccessFailure { code, message }.trouble());
-                    }
-                };
+            let reply = self.client.call_for(Size::List, PACKAGES, &request);
+            let packages: wire::EsimAccessPackages = match reply.await? {
+                Reply::Done(result) => wire::read(result)?,
+                Reply::Failed { code, message } => {
+                    return Err(EsimAccessFailure { code, message }.trouble());
+                }
+            };
             Ok(ListPage {
                 entries: packages.package_list.iter().map(wire::offer).collect(),
                 next: None,
@@ -318,8 +328,8 @@ impl Provider for EsimAccess {
         self.bought_within(span, page).boxed()
     }
 
-    /// The codes by which the provider refuses are not documented, so none is taken for a refusal:
-    /// the outcome of any failure is unknown, and a look at the eSIM settles it.
+    /// The codes by which the provider refuses a cancellation are not documented, so none is taken
+    /// for a refusal: the outcome of any failure is unknown, and a look at the eSIM settles it.
     fn give_back<'a>(
         &'a self,
         esim: &'a DeliveredEsim,
@@ -341,6 +351,6 @@ impl Provider for EsimAccess {
     }
 
     fn parse_callback(&self, body: &[u8]) -> Option<Hint> {
-        wire::callback(body)
+        Some(wire::callback(body))
     }
 }

@@ -71,7 +71,26 @@ pub(super) struct Call<'a> {
     pub(super) route: &'static str,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<CallBody>,
+    pub(super) size: Size,
 }
+
+/// How large the response to a call may be, and how long it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// An order, or something else of the size of one: the limits of
+    /// [`CallLimits`](super::CallLimits) hold.
+    Ordinary,
+    /// A list, of which providers send thousands of entries at once: [`LIST_MAX`] and
+    /// [`LIST_TIMEOUT`] hold instead, if they allow more.
+    List,
+}
+
+/// The largest list that is read, in bytes. The longest one that a provider documents is that of
+/// Airalo: about 3,200 packages in one response (September 2026), each 2.3 to 4 KB by its examples,
+/// so 13 MB.
+const LIST_MAX: usize = 32 << 20;
+/// The timeout of reading a list.
+const LIST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The body of a request. It is made before the request, because some protocols sign it.
 pub(super) struct CallBody {
@@ -166,9 +185,9 @@ impl Http {
 
     /// Sends a request. Returns the status and the body of a response that the protocol defines.
     ///
-    /// 401 and 403 are [`Trouble::Denied`], and 429 is [`Trouble::Busy`]. With any other response
-    /// the outcome is unknown. A 503 does not mean that nothing happened, for example, because a
-    /// proxy may send it for an order that went through.
+    /// Unless the protocol defines it, 401 and 403 are [`Trouble::Denied`], and 429 is
+    /// [`Trouble::Busy`]. With any other response the outcome is unknown. A 503 does not mean that
+    /// nothing happened, for example, because a proxy may send it for an order that went through.
     pub(super) async fn call(&self, call: Call<'_>) -> Result<(StatusCode, Vec<u8>), Trouble> {
         let span = info_span!(
             "provider call",
@@ -227,6 +246,13 @@ impl Http {
                 .header(header::CONTENT_TYPE, body.content_type)
                 .body(body.bytes);
         }
+        let (response_max, setting) = match call.size {
+            Size::Ordinary => (self.response_max, " (MAX_UNITS)"),
+            Size::List => (self.response_max.max(LIST_MAX), ""),
+        };
+        if call.size == Size::List {
+            request = request.timeout(self.timeout.max(LIST_TIMEOUT));
+        }
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
         *received = Some(status);
@@ -235,6 +261,10 @@ impl Http {
             self.clock_ahead.store(ahead, Ordering::Relaxed);
         }
         match status {
+            status if (self.defined)(status) => {
+                let body = read(response, response_max, setting).await?;
+                Ok((status, body))
+            }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Trouble::Denied(format!(
                 "the provider denies access (HTTP {})",
                 status.as_u16()
@@ -243,10 +273,7 @@ impl Http {
                 after: retry_after(response.headers()),
                 reason: "the provider is busy (HTTP 429)".into(),
             }),
-            status if !(self.defined)(status) => {
-                Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())))
-            }
-            _ => Ok((status, read(response, self.response_max).await?)),
+            _ => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
         }
     }
 }
@@ -266,12 +293,9 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
 
 /// Reads the body of a response, up to `most` bytes. The outcome of a call with a longer body is
 /// unknown.
-async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
-    let too_large = || {
-        Trouble::Unknown(format!(
-            "the response has more than {most} bytes (MAX_UNITS)"
-        ))
-    };
+async fn read(mut response: Response, most: usize, setting: &str) -> Result<Vec<u8>, Trouble> {
+    let too_large =
+        || Trouble::Unknown(format!("the response has more than {most} bytes{setting}"));
     let announced = response.content_length().unwrap_or_default();
     let announced = usize::try_from(announced).map_err(|_| too_large())?;
     if announced > most {
@@ -382,6 +406,7 @@ mod tests {
                 route: "/",
                 headers: HeaderMap::new(),
                 body: None,
+                size: Size::Ordinary,
             };
             http.call(call).await.unwrap();
         }

@@ -90,7 +90,8 @@ pub enum LookUp {
     Exact,
     /// The adapter searches a list of purchases and checks each hit again. A purchase that is found
     /// is certain. One that is not found may still exist, for example on a page that moved while it
-    /// was read, so nothing is ever bought again on the strength of such a search.
+    /// was read, so nothing is ever bought again on the strength of such a search. The same holds
+    /// for a provider that knows purchases by our id, if nobody knows how it says that it has none.
     Search,
 }
 
@@ -244,6 +245,9 @@ pub struct ProviderUnit {
     /// The product, as [`Provider::product`] names it for an option; `None` if the response omits
     /// it.
     pub product_id: Option<ProviderId>,
+    /// Another name by which the option can be ordered, if the provider has one and the response
+    /// says it.
+    pub product_alias: Option<ProviderId>,
     pub state: ProviderUnitState,
 }
 
@@ -255,6 +259,9 @@ pub enum ProviderUnitState {
     Ready {
         iccid: Iccid,
         code: ActivationCode,
+        /// The provider gives this code to other eSIMs, too, because our account is in its test
+        /// mode. Such a code installs nothing.
+        is_code_shared: bool,
         /// The expiry date, `YYYY-MM-DD`, a real day.
         expired_date: String,
     },
@@ -334,6 +341,7 @@ impl UnitFields {
         Ok(ProviderUnit {
             unit_id,
             product_id,
+            product_alias: None,
             state,
         })
     }

@@ -1,20 +1,24 @@
 //! The adapter of USIMSA. The sandbox speaks the same protocol, so it shares this adapter.
 //!
-//! The body of each response has a code. `0000` means ok, `9001` invalid product, `9003` order id
-//! already processed, and `9999` server error. The codes `9006` (installed), `9000` (malformed), `9002` (no such order)
-//! and `9005` (out of stock) are those of the sandbox, because the codes of the real service for
-//! these cases are not documented.
+//! The body of each response has a code, and a code means something else in each call. In a
+//! purchase `0000` means ok, `9001` invalid product, `9003` order id already processed, `9998`
+//! malformed request, and `9999` server error. USIMSA uses `9002` and `9005` in a cancellation, for
+//! what is cancelled already and for a failure, and nobody knows what they mean elsewhere. Nor is
+//! it known how it answers if it has no order with an id, so its look-ups never prove an absence.
+//! The sandbox has codes of its own: `9000` (malformed), `9002` (no such order) and `9005` (out of
+//! stock).
 //!
 //! With any other code the outcome is unknown. The purchase is then looked up, and parked if
 //! look-ups do not settle it. So a code that we do not know never leads to a second purchase.
-//! docs/reliability.md lists all responses.
+//! docs/reliability.md lists all responses, and docs/decisions/0007-usimsa.md where each is known
+//! from.
 
 use std::sync::Arc;
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method,
+    Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
 use serde::Deserialize;
@@ -24,7 +28,7 @@ use store::esim_requests::Reading;
 
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{Call, CallBody, Http, parse},
+    http::{Call, CallBody, Http, Size, parse},
     provider::{
         BoughtUnits, Capabilities, Custody, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
         LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault, Provider,
@@ -82,7 +86,7 @@ pub(super) fn adapter(
     dialect: Dialect,
 ) -> anyhow::Result<ProviderConnection> {
     let provider = Usimsa {
-        http: Http::new(&account.url()?, paced, |status| status.is_success())?,
+        http: Http::new(&account.url()?, paced, is_defined)?,
         access_key: account.text("ACCESS_KEY")?.to_owned(),
         access_key_header: account.header("ACCESS_KEY")?,
         secret_key: account.base64_key()?,
@@ -94,6 +98,17 @@ pub(super) fn adapter(
     })
 }
 
+/// The statuses whose bodies are read. It is not documented with which one an error comes, so that
+/// of a request that is refused is read, too, unless it means the same for every protocol.
+fn is_defined(status: StatusCode) -> bool {
+    const COMMON: [StatusCode; 3] = [
+        StatusCode::UNAUTHORIZED,
+        StatusCode::FORBIDDEN,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    status.is_success() || (status.is_client_error() && !COMMON.contains(&status))
+}
+
 /// An account at a provider of this protocol.
 struct Usimsa {
     http: Http,
@@ -103,8 +118,47 @@ struct Usimsa {
     dialect: Dialect,
 }
 
+/// What a code means for the call that got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// The order id was used before, so an earlier attempt has bought.
+    BoughtBefore,
+    /// The request is refused for good; it had no effect.
+    Rejected,
+    /// There is no order with this id.
+    NoSuchOrder,
+    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
+    Unknown,
+}
+
+/// The failure table of a purchase.
+fn of_purchase(dialect: Dialect, code: &str) -> Outcome {
+    match (dialect, code) {
+        (_, "0000") => Outcome::Done,
+        (_, "9003") => Outcome::BoughtBefore,
+        (_, "9001") | (Dialect::Usimsa, "9998") | (Dialect::Sandbox, "9000" | "9005") => {
+            Outcome::Rejected
+        }
+        _ => Outcome::Unknown,
+    }
+}
+
+/// The failure table of a look-up.
+fn of_look_up(dialect: Dialect, code: &str) -> Outcome {
+    match (dialect, code) {
+        (_, "0000") => Outcome::Done,
+        (Dialect::Sandbox, "9002") => Outcome::NoSuchOrder,
+        _ => Outcome::Unknown,
+    }
+}
+
 #[derive(Deserialize)]
 struct Reply {
+    /// Whether the status of the response is that of a success. Otherwise only a code that refuses
+    /// the request is believed.
+    #[serde(skip)]
+    is_success: bool,
     code: String,
     message: Option<String>,
     products: Option<Vec<Product>>,
@@ -171,7 +225,7 @@ impl Usimsa {
             (ACCESS_KEY, self.access_key_header.clone()),
             (SIGNATURE, text(signature)?),
         ]);
-        let (_, body) = self
+        let (status, body) = self
             .http
             .call(Call {
                 method,
@@ -180,17 +234,28 @@ impl Usimsa {
                 route,
                 headers,
                 body: json.map(CallBody::json).transpose()?,
+                size: Size::Ordinary,
             })
             .await?;
-        parse(&body)
+        let is_success = status.is_success();
+        match parse::<Reply>(&body) {
+            Ok(reply) => Ok(Reply {
+                is_success,
+                ..reply
+            }),
+            Err(trouble) if is_success => Err(trouble),
+            Err(_) => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
+        }
     }
 
     async fn get(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
         let path = format!("{ORDER}/{placement_id}");
         let reply = self.call(Method::GET, &path, FETCH, None).await?;
-        match reply.code.as_str() {
-            "0000" => Ok(LookUpResponse::Found(units(reply.products)?.into())),
-            "9002" => Ok(LookUpResponse::NotFound),
+        match of_look_up(self.dialect, &reply.code) {
+            Outcome::Done if reply.is_success => {
+                Ok(LookUpResponse::Found(units(reply.products)?.into()))
+            }
+            Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -201,7 +266,11 @@ impl Provider for Usimsa {
         let is_sandbox = self.dialect == Dialect::Sandbox;
         Capabilities {
             purchase_key: true,
-            look_up: LookUp::Exact,
+            look_up: if is_sandbox {
+                LookUp::Exact
+            } else {
+                LookUp::Search
+            },
             callbacks: true,
             cancel: true,
             // USIMSA only cancels units that have no profile yet, and says nothing about the others.
@@ -229,12 +298,13 @@ impl Provider for Usimsa {
             let reply = self
                 .call(Method::POST, ORDER, ORDER, Some(&request))
                 .await?;
-            match reply.code.as_str() {
-                "0000" => Ok(PurchaseResponse::Bought(units(reply.products)?.into())),
-                // The id was used before, so an earlier attempt has bought it. Its units are
-                // collected.
-                "9003" => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
-                "9000" | "9001" | "9005" => Ok(PurchaseResponse::Rejected {
+            match of_purchase(self.dialect, &reply.code) {
+                Outcome::Done if reply.is_success => {
+                    Ok(PurchaseResponse::Bought(units(reply.products)?.into()))
+                }
+                // The units are collected.
+                Outcome::BoughtBefore => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
+                Outcome::Rejected => Ok(PurchaseResponse::Rejected {
                     message: one_line(&reply.message.unwrap_or_default()),
                     status: reply.code,
                 }),
@@ -256,7 +326,7 @@ impl Provider for Usimsa {
             let path = of_unit(USAGE, esim)?;
             let reply = self.call(Method::GET, &path, USAGE, None).await?;
             match (reply.code.as_str(), &reply.usage) {
-                ("0000", Some(usage)) => usage.status(esim),
+                ("0000", Some(usage)) if reply.is_success => usage.status(esim),
                 _ => Err(unknown_code(&reply)),
             }
         }
@@ -271,8 +341,8 @@ impl Provider for Usimsa {
             let path = of_unit(CANCEL, esim)?;
             let reply = self.call(Method::POST, &path, CANCEL, None).await?;
             match reply.code.as_str() {
-                "0000" => Ok(GiveBackResponse::Returned),
-                "9006" => Ok(GiveBackResponse::Refused(one_line(
+                "0000" if reply.is_success => Ok(GiveBackResponse::Returned),
+                "9006" if reply.is_success => Ok(GiveBackResponse::Refused(one_line(
                     &reply.message.unwrap_or_default(),
                 ))),
                 _ => Err(unknown_code(&reply)),
@@ -287,15 +357,16 @@ impl Provider for Usimsa {
     }
 }
 
-/// The path of a call about an eSIM. The ids of the sandbox are digits; anything else must not get
-/// into a path.
+/// The path of a call about an eSIM. The form of ids is not documented. What has a meaning in a
+/// path must not get into one.
 fn of_unit(route: &str, esim: &DeliveredEsim) -> Result<String, Trouble> {
     let id = esim.unit_id.as_str();
-    if id.bytes().all(|byte| byte.is_ascii_digit()) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if id.bytes().all(is_plain) {
         Ok(route.replace("{topupId}", id))
     } else {
         Err(Trouble::NotSent(
-            "the id of the unit is not a number".into(),
+            "the id of the unit has characters other than letters, digits, - and _".into(),
         ))
     }
 }
@@ -324,8 +395,7 @@ impl Usage {
     }
 }
 
-/// The trouble for a code that is not in the table of the module head, or that means that the
-/// outcome is unknown.
+/// The trouble for a code that is not in the table of its call.
 fn unknown_code(reply: &Reply) -> Trouble {
     let message = reply.message.as_deref().unwrap_or_default();
     Trouble::Unknown(format!(
@@ -366,6 +436,7 @@ fn state(product: &Product) -> Result<ProviderUnitState, ProfileFault> {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "smdp or activateCode"))?,
+            is_code_shared: false,
             expired_date: day(date).ok_or("expiredDate")?,
         });
     }
@@ -394,6 +465,7 @@ mod tests {
             iccid,
             code,
             expired_date,
+            ..
         }) = product(WHOLE)
         else {
             panic!("not ready")

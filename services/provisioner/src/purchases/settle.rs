@@ -138,6 +138,7 @@ impl ProviderContext {
                 ProviderUnitState::Ready {
                     iccid,
                     code,
+                    is_code_shared,
                     expired_date,
                 } => match (Profile { code, expired_date }).seal(
                     &self.vault,
@@ -146,7 +147,11 @@ impl ProviderContext {
                 ) {
                     Ok(profile) => Progress::Ready(ReadyProfile {
                         iccid,
-                        profile,
+                        profile: if is_code_shared {
+                            profile.with_shared_code()
+                        } else {
+                            profile
+                        },
                         delivery_id: DeliveryId::new(),
                     }),
                     Err(error) => {
@@ -415,7 +420,6 @@ impl Counted {
 /// Why an outcome is disputed that the database has refused because of this constraint.
 fn dispute(constraint: Option<&str>) -> Reason {
     match constraint {
-        Some("esims_iccid") => Reason::with(ReasonCode::SoldTwice, "the ICCID"),
         Some("esims_code_key") => Reason::with(ReasonCode::SoldTwice, "the activation code"),
         Some("esims_provider_unit_key") => {
             Reason::with(ReasonCode::SoldTwice, "the id of the unit")

@@ -11,7 +11,7 @@ use provisioner::providers::{
 use serde_json::json;
 use testkit::wait;
 
-use crate::hostile::{connect, ok, replay};
+use crate::hostile::{connect, http, ok, replay};
 use crate::support::{Bench, PATIENCE};
 
 /// The row of a unit.
@@ -391,6 +391,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
         (page(&one("25", "CANCEL", "RELEASED")), "returned"),
         (page(&one("25", "REVOKED", "RELEASED")), "kept"),
         (page(&one("25", "UNUSED_EXPIRED", "RELEASED")), "kept"),
+        (page(&one("25", "REVOKE", "RELEASED")), "kept"),
         (page(&one("25", "GOT_RESOURCE", "DOWNLOAD")), "kept"),
         (page(&one("25", "GOT_RESOURCE", "ODD")), "kept"),
         (page(&one("25", "IN_USE", "ENABLED")), "kept"),
@@ -413,6 +414,12 @@ async fn only_what_esim_access_says_clearly_is_believed() {
         ),
         (Some(2), Some(5), Some(false))
     );
+    // Whoever has downloaded an eSIM has perhaps not installed it.
+    for (smdp, installed) in [("DOWNLOAD", None), ("INSTALLATION", Some(true))] {
+        let body = page(&one("25", "GOT_RESOURCE", smdp));
+        let status = account(&body).await.status(&esim()).await.unwrap();
+        assert_eq!(status.reading.installed, installed, "{smdp}");
+    }
     // No code of a failed cancellation is documented, so a look has to settle it.
     let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;
     let answer = account(done).await.give_back(&esim()).await;
@@ -449,5 +456,26 @@ async fn only_what_airalo_says_clearly_is_believed() {
         }
         let read = read.map(|read| (read.reading.installed, read.reading.data_used));
         assert_eq!(read, expected, "{body}");
+    }
+    // The amounts of an unlimited package are to be ignored, and a recycled eSIM has none.
+    let unlimited = usage("0", "ACTIVE").replace("false", "true");
+    let recycled = usage("0", "RECYCLED")
+        .replace("false", "null")
+        .replace("\"2026-12-31 00:00:00\"", "null");
+    for (body, installed) in [(unlimited, Some(true)), (recycled, None)] {
+        let read = account(&body).await.status(&esim()).await.unwrap().reading;
+        assert_eq!((read.data_used, read.data_total), (None, None), "{body}");
+        assert_eq!(read.installed, installed, "{body}");
+    }
+    // The provider says that it does not know the ICCID, and nothing else that is not found says
+    // so.
+    for (body, expected) in [
+        (r#"{"data":[],"meta":{"message":"Sim not found"}}"#, "kept"),
+        ("<html>Not found</html>", "unknown"),
+        ("", "unknown"),
+    ] {
+        let url = replay(http("404 X", "", body.as_bytes())).await;
+        let account = connect("airalo", url.as_str(), "id", "secret");
+        assert_eq!(custody(&account.status(&esim()).await), expected, "{body}");
     }
 }

@@ -202,7 +202,7 @@ async fn each_field_of_a_package_of_airalo_is_checked() {
         json!({ "data": [place(whole.clone())] }),
         json!({ "data": [place(whole.clone())], "meta": {} }),
         json!({ "data": [place(whole.clone())], "meta": { "last_page": -1 } }),
-        json!({ "data": {}, "meta": { "last_page": 1 } }),
+        json!({ "data": "x", "meta": { "last_page": 1 } }),
         json!({ "data": [{ "operators": "x" }], "meta": { "last_page": 1 } }),
         json!({ "data": [{}], "meta": { "last_page": 1 } }),
         page(place(operator.clone())),
@@ -238,6 +238,30 @@ async fn a_page_of_airalo_that_is_no_list_is_trouble() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    // From the second page on the list is an object, whose keys are the indexes.
+    let place = json!({ "country_code": "US", "operators": [{ "countries": [], "packages": [
+        { "id": "P", "type": "sim", "price": 4.5, "net_price": 1.1, "amount": 1024, "day": 7, "title": "1 GB" },
+    ] }] });
+    let by_index = json!({ "data": { "25": place }, "meta": { "last_page": 2 } });
+    let seen = airalo("200 OK", &by_index).await.products(2).await;
+    assert_eq!(offered(&seen), "US 1024 MB 7d 1.10 USD");
+    // With a discount the net price is null, and we pay the price less the percentage.
+    for (percentage, cost) in [
+        (json!(20), "3.60"),
+        (json!("12.5"), "3.9375"),
+        (json!(33.333), "3.0001"),
+        (json!(0), "4.50"),
+        (json!(null), "4.50"),
+        (json!(101), "4.50"),
+        (json!(-5), "4.50"),
+    ] {
+        let pricing = json!({ "model": "discount_pricing", "discount_percentage": percentage });
+        let mut place = place.clone();
+        place["operators"][0]["packages"][0]["net_price"] = json!(null);
+        let body = json!({ "data": [place], "meta": { "last_page": 1 }, "pricing": pricing });
+        let seen = airalo("200 OK", &body).await.products(1).await;
+        assert_eq!(offered(&seen), format!("US 1024 MB 7d {cost} USD"));
+    }
     // Whether another page follows is the provider's word; the reader bounds their number.
     let pages = json!({ "data": [], "meta": { "last_page": "3" } });
     let provider = airalo("200 OK", &pages).await;
@@ -284,7 +308,8 @@ async fn each_field_of_a_list_of_purchases_is_checked() {
         "id": 7, "package_id": "P", "quantity": 2, "description": "ours", "price": 4.5, "currency": "USD",
         "created_at": "2026-11-20 10:00:00",
     });
-    let good = "ours 7 2 P 4.50";
+    // Entries of the list have no net price, and the other one is that for consumers.
+    let good = "ours 7 2 P -";
     let of_order = rows(include_str!("rows/airalo_order.txt"), good);
     for (field, value, expected) in of_order {
         let body = json!({ "data": [with(&order, field, &value)] });
@@ -325,7 +350,7 @@ async fn each_field_of_a_list_of_purchases_is_checked() {
             .next,
         Some(2)
     );
-    let full = json!({ "success": true, "obj": { "esimList": vec![esim; 100] } });
+    let full = json!({ "success": true, "obj": { "esimList": vec![esim; 500] } });
     assert_eq!(
         esim_access("200 OK", &full)
             .await

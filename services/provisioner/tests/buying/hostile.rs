@@ -93,25 +93,34 @@ fn broken() -> Vec<Row> {
 /// Statuses, with a body that would be a rejection.
 fn statuses() -> Vec<Row> {
     let body = br#"{"code":"9001","message":"no such product"}"#;
-    let unknown = [
-        300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503,
-        504, 599,
-    ];
+    // With which status an error comes is not documented, so the code of a refused request counts.
+    // A look-up that is refused says nothing about the order.
+    let refusing = [400, 404, 405, 408, 409, 418, 422, 451];
+    let unknown = [300, 301, 302, 307, 308, 304, 500, 501, 502, 503, 504, 599];
     let others = [(401, "denied"), (403, "denied"), (429, "busy")];
     let all = unknown
         .map(|status| (status, "unknown"))
         .into_iter()
-        .chain(others);
+        .chain(others)
+        .map(|(status, class)| (status, class, class))
+        .chain(refusing.map(|status| (status, "rejected", "unknown")));
     let mut rows: Vec<Row> = all
-        .map(|(status, class)| {
+        .map(|(status, place, find)| {
             let status = format!("{status} X");
-            row(
-                status.clone(),
-                http(&status, "location: http://127.0.0.1:9/\r\n", body),
-                class,
-            )
+            let response = http(&status, "location: http://127.0.0.1:9/\r\n", body);
+            (status, response, place, find)
         })
         .collect();
+    for body in [
+        &br#"{"code":"0000","products":[]}"#[..],
+        br#"{"code":"9002"}"#,
+        br#"{"code":"9999"}"#,
+        b"<html>Not found</html>",
+        b"",
+    ] {
+        let name = format!("404 with {}", String::from_utf8_lossy(body));
+        rows.push(row(name, http("404 X", "", body), "unknown"));
+    }
     for wait in [
         "-1",
         "1e99",
@@ -221,16 +230,21 @@ fn edges() -> Vec<Row> {
         "]".repeat(20_000)
     );
     let hidden = r"x\u0000\u202e\n".repeat(3_000);
-    let message = format!(r#"{{"code":"9005","message":"{hidden}"}}"#);
+    let message = format!(r#"{{"code":"9001","message":"{hidden}"}}"#);
     let units: Vec<String> = (0..1_500)
         .map(|n| format!(r#"{{"topupId":"{n}"}}"#))
         .collect();
     let units = format!(r#"{{"code":"0000","products":[{}]}}"#, units.join(","));
-    let edges: [(&str, Vec<u8>, &str, &str); 8] = testkit::rows! {
+    let edges: [(&str, Vec<u8>, &str, &str); 12] = testkit::rows! {
         "bought, without units", ok(r#"{"code":"0000"}"#) => "0 pending", "0 pending";
         "bought before", ok(r#"{"code":"9003","products":[{}]}"#) => "unknown", "unknown";
         "bought before, without units", ok(r#"{"code":"9003"}"#) => "0 pending", "unknown";
-        "no such order", ok(r#"{"code":"9002"}"#) => "unknown", "not found";
+        // These are codes of the sandbox, or of a cancellation, where they mean something else.
+        "cancelled already, or no such order", ok(r#"{"code":"9002"}"#) => "unknown", "unknown";
+        "failed, or out of stock", ok(r#"{"code":"9005"}"#) => "unknown", "unknown";
+        "malformed at the sandbox", ok(r#"{"code":"9000"}"#) => "unknown", "unknown";
+        "malformed", ok(r#"{"code":"9998"}"#) => "rejected", "unknown";
+        "unknown topup", ok(r#"{"code":"1001"}"#) => "unknown", "unknown";
         "no such product", ok(r#"{"code":"9001"}"#) => "rejected", "unknown";
         "a long message", ok(message) => "rejected", "unknown";
         "depth in a field that is not read", ok(deep) => "rejected", "unknown";
@@ -377,9 +391,7 @@ async fn no_response_is_taken_for_what_it_is_not() {
         let bought = match provider.purchase(&purchase).await {
             Ok(PurchaseResponse::Bought(bought)) => class(&bought.units),
             Ok(PurchaseResponse::Rejected { status, message }) => {
-                assert!(
-                    ["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST
-                );
+                assert!(["9001", "9998"].contains(&&status[..]) && message.len() <= LONGEST);
                 "rejected".into()
             }
             Err(error) => trouble(&error),
@@ -394,4 +406,27 @@ async fn no_response_is_taken_for_what_it_is_not() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The sandbox has codes of its own, which are believed of nobody else.
+#[tokio::test]
+async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
+    testkit::http::client().unwrap();
+    let (purchase, look_up) = asked(PlacementId::new(), None);
+    for (code, place, find) in [
+        ("9000", "rejected 9000", "unknown"),
+        ("9001", "rejected 9001", "unknown"),
+        ("9002", "unknown", "not found"),
+        ("9003", "- ", "unknown"),
+        ("9005", "rejected 9005", "unknown"),
+        ("9998", "unknown", "unknown"),
+    ] {
+        let url = replay(ok(format!(r#"{{"code":"{code}"}}"#))).await;
+        let sandbox = connect("sandbox", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let answers = (
+            bought(&sandbox.purchase(&purchase).await),
+            found(&sandbox.look_up(&look_up).await),
+        );
+        assert_eq!(answers, (place.to_owned(), find.to_owned()), "{code}");
+    }
 }

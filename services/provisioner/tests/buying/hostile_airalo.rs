@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use domain::PlacementId;
-use provisioner::providers::{LookUp, Provider};
+use provisioner::providers::{LookUp, Provider, Trouble};
 
 use crate::hostile::{asked, bought, connect, found, http, replay};
 
@@ -52,6 +52,8 @@ async fn each_row_of_the_failure_table_has_its_effect() {
         ("422 X", refused(11), ["rejected 11", "unknown", "unknown"]),
         ("422 X", refused(33), ["rejected 33", "unknown", "unknown"]),
         ("422 X", refused(34), ["rejected 34", "unknown", "unknown"]),
+        ("422 X", refused(14), ["rejected 14", "unknown", "unknown"]),
+        ("422 X", refused(43), ["rejected 43", "unknown", "unknown"]),
         ("422 X", refused(13), ["busy"; 3]),
         (
             "422 X",
@@ -61,7 +63,7 @@ async fn each_row_of_the_failure_table_has_its_effect() {
         ("422 X", other.to_owned(), unknown),
         ("429 X", refused(33), ["busy"; 3]),
     ];
-    for code in [14, 23, 43, 53, 73, 0, 1] {
+    for code in [23, 53, 73, 89, 0, 1] {
         rows.push(("422 X", refused(code), unknown));
     }
     // A code counts only with the status that the documentation gives it.
@@ -95,6 +97,24 @@ async fn a_denied_token_is_replaced_once() {
     // The next token may be asked for after a pause only, and until then nothing is sent.
     assert_eq!(bought(&denying.purchase(&purchase).await), "busy");
     assert_eq!(found(&denying.look_up(&look_up).await), "busy");
+}
+
+/// A foreign address gets 403 with code 89. The token stays good, so a new one would only use up
+/// the three that are allowed in a minute.
+#[tokio::test]
+async fn an_address_that_is_not_on_the_list_is_said_and_keeps_the_token() {
+    testkit::http::client().unwrap();
+    let ours: PlacementId = OURS.parse().unwrap();
+    let (purchase, _) = asked(ours, None);
+    let refused = r#"{"code":89,"reason":"The IP address is not allowed"}"#;
+    let provider = provider("403 X", refused).await;
+    for _ in 0..2 {
+        let answer = provider.purchase(&purchase).await;
+        let Err(Trouble::Denied(reason)) = &answer else {
+            panic!("{answer:?}")
+        };
+        assert!(reason.contains("code 89"), "{reason}");
+    }
 }
 
 #[tokio::test]
@@ -172,6 +192,17 @@ async fn an_order_is_read_whole_or_not_at_all() {
         (
             single(r#""price""#, r#""status":{"slug":"completed"},"price""#),
             one("7 Rp"),
+        ),
+        (
+            single(
+                r#""price""#,
+                r#""status":{"slug":"partially_refunded"},"price""#,
+            ),
+            one("7 up"),
+        ),
+        (
+            single(r#""price""#, r#""status":{"slug":"under_review"},"price""#),
+            one("7 up"),
         ),
         (single("71", "\"71\""), unknown),
         ("{}".to_owned(), unknown),

@@ -36,6 +36,7 @@ impl Seller {
             },
             esim_access_callback_url: callback_url
                 .map(|url| url.replace("/sandbox/", "/esim-access/").into()),
+            airalo_places: 200,
         };
         let shutdown = Shutdown::new();
         tokio::spawn(upstreams::run(config, shutdown.clone()));

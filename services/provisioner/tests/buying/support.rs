@@ -543,8 +543,12 @@ impl Bench {
     }
 }
 
-/// The provider's id of an option of the sandbox. A price behind `@` stays.
+/// The provider's id of an option of the sandbox. A price behind `@` stays, and so does all that is
+/// behind a `=`, which is an id itself.
 pub fn provider_option(option: &str) -> String {
+    if let Some(id) = option.strip_prefix('=') {
+        return id.to_owned();
+    }
     let id = |name| script::option_id(name).to_string();
     match option.split_once('@') {
         Some((name, price)) => format!("{}@{price}", id(name)),

@@ -4,13 +4,17 @@
 use std::time::Duration;
 
 use domain::PlacementId;
-use provisioner::providers::{Purchase, PurchaseResponse};
+use provisioner::providers::{
+    DeliveredEsim, GiveBackResponse, ProviderId, Purchase, PurchaseResponse,
+};
 use serde_json::json;
 use testkit::wait;
 
-use crate::hostile::connect;
+use crate::hostile::{connect, http, replay};
 use crate::operator;
-use crate::support::{ACCESS_KEY, Bench, SECRET_KEY, TOKEN, change_account, provider_option};
+use crate::support::{
+    ACCESS_KEY, Bench, SECRET_KEY, Stored, TOKEN, change_account, provider_option,
+};
 
 const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
 
@@ -63,24 +67,26 @@ async fn what_is_bought_without_an_answer_is_found_by_a_search() {
     }
 }
 
-/// Nearly two thousand eSIMs are made around the attempt, before it and after it. They may all fall
-/// into one slot of the search, which reads no more than two thousand.
+/// Nearly two thousand eSIMs are made around the attempt, before it and after it, in purchases of
+/// 30, which is the most that the provider takes. They may all fall into one slot of the search.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purchase_is_found_among_those_of_a_busy_account() {
     let bench = bench(|_| {}).await;
     let url = bench.sandbox.url();
     let account = connect("esim-access", url.as_str(), ACCESS_KEY, SECRET_KEY);
     let others = async || {
-        let purchase = Purchase {
-            placement_id: PlacementId::new(),
-            items: vec![(provider_option("ready"), 950)],
-            send_by: runtime::clock::Moment::now() + Duration::from_mins(1),
-        };
-        let answer = account.purchase(&purchase).await;
-        assert!(
-            matches!(answer, Ok(PurchaseResponse::Bought(_))),
-            "{answer:?}"
-        );
+        for _ in 0..32 {
+            let purchase = Purchase {
+                placement_id: PlacementId::new(),
+                items: vec![(provider_option("ready"), 30)],
+                send_by: runtime::clock::Moment::now() + Duration::from_mins(1),
+            };
+            let answer = account.purchase(&purchase).await;
+            assert!(
+                matches!(answer, Ok(PurchaseResponse::Bought(_))),
+                "{answer:?}"
+            );
+        }
     };
     others().await;
     let options = ["bought-then-error", "bought-then-silent"];
@@ -232,11 +238,11 @@ async fn a_callback_of_a_purchase_brings_its_collect_forward() {
 
 /// Both units fail at the provider in their own way; neither is lost or bought again.
 #[tokio::test(flavor = "multi_thread")]
-async fn more_units_than_one_page_has_are_collected() {
+async fn the_largest_batch_is_collected_and_a_failed_unit_is_not_lost() {
     let bench = bench(|_| {}).await;
-    let id = bench.accept_at("esim-access", &["ready"; 50]).await;
+    let id = bench.accept_at("esim-access", &["ready"; 30]).await;
     let stored = bench.ready(id).await;
-    assert_eq!((stored.ready, stored.attempt), (50, 1));
+    assert_eq!((stored.ready, stored.attempt), (30, 1));
     let id = bench.accept_at("esim-access", &["partly", "partly"]).await;
     let stored = bench
         .hurry(id, |stored| stored.pending == 0 && stored.failed == 1)
@@ -274,4 +280,112 @@ async fn an_account_is_tried_without_buying() {
         Ok((balance > 99_999.0).then_some(()))
     })
     .await;
+}
+
+/// A customer gives an eSIM back, and the provider sells the same line to the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_iccid_that_is_sold_again_after_a_cancel_is_delivered_again() {
+    let bench = bench(|_| {}).await;
+    let url = bench.sandbox.url();
+    let account = connect("esim-access", url.as_str(), ACCESS_KEY, SECRET_KEY);
+    let iccid = async |id: PlacementId| -> String {
+        let iccid = "SELECT iccid FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
+        sqlx::query_scalar(iccid)
+            .bind(id.uuid())
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap()
+    };
+    let first = bench.accept_at("esim-access", &["ready"]).await;
+    bench.ready(first).await;
+    let esim = DeliveredEsim {
+        unit_id: ProviderId::parse(bench.unit(first).await).unwrap(),
+        iccid: domain::Iccid::parse(&iccid(first).await).unwrap(),
+    };
+    let returned = account.give_back(&esim).await;
+    assert_eq!(returned, Ok(GiveBackResponse::Returned));
+    let second = bench.accept_at("esim-access", &["ready"]).await;
+    let stored = bench.ready(second).await;
+    assert_eq!((stored.state.as_str(), stored.deliveries), ("placed", 1));
+    assert_eq!(iccid(second).await, iccid(first).await);
+}
+
+/// In its test mode Airalo gives each eSIM the same activation code, which installs nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_esims_of_the_test_mode_of_airalo_are_delivered() {
+    let bench = bench(|_| {}).await;
+    for _ in 0..2 {
+        let id = bench.accept_at("airalo", &["test-mode", "test-mode"]).await;
+        let stored = bench.ready(id).await;
+        assert_eq!(
+            (stored.state.as_str(), stored.ready, stored.deliveries),
+            ("placed", 2, 2)
+        );
+    }
+}
+
+/// An eSIM whose state says that nobody can use it, or says nothing that we know, is never
+/// delivered, although it has a whole profile.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_esim_in_another_state_than_new_is_not_delivered() {
+    let bench = bench(|config| config.park_after = Duration::from_secs(2)).await;
+    let state = async |provider, option| {
+        let id = bench.accept_at(provider, &[option]).await;
+        let ended = |stored: &Stored| stored.state == "parked" || stored.failed == 1;
+        let stored = bench.hurry(id, ended).await;
+        assert_eq!(
+            (stored.deliveries, stored.ready),
+            (0, 0),
+            "{provider} {option}"
+        );
+        stored
+    };
+    for option in ["revoke", "revoked"] {
+        assert_eq!(state("esim-access", option).await.failed, 1, "{option}");
+    }
+    let held = [
+        ("esim-access", "suspended", "esimStatus"),
+        ("esim-access", "unused-expired", "esimStatus"),
+        ("esim-access", "odd-state", "esimStatus"),
+        ("airalo", "partially-refunded", "status"),
+        ("airalo", "odd-state", "status"),
+    ];
+    for (provider, option, field) in held {
+        let stored = state(provider, option).await;
+        let reason = stored.reason.unwrap_or_default();
+        assert_eq!(reason, format!("profile_unreadable: {field}"), "{option}");
+        assert!(stored.bought, "{option}");
+    }
+}
+
+/// The provider allows orders by slug, and answers with the code of the package.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_option_that_is_ordered_by_its_slug_is_delivered() {
+    let bench = bench(|_| {}).await;
+    for options in [&["=ready"][..], &["=ready", "=delayed"]] {
+        let id = bench.accept_at("esim-access", options).await;
+        let stored = bench
+            .until(id, |stored| {
+                stored.ready == i64::try_from(options.len()).unwrap()
+            })
+            .await;
+        assert_eq!(stored.state, "placed");
+    }
+}
+
+/// The provider does not understand our searches. It sells all the same, so the option that loses
+/// its answers is the only one that is held back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_that_fails_does_not_stop_the_sale() {
+    testkit::http::client().unwrap(); // This installs the TLS provider.
+    let url = replay(http("500 X", "", b"")).await;
+    let bench = bench(|config| {
+        config.breaker_failures = 3;
+        change_account(config, "esim-access", "URL", url.as_str());
+    })
+    .await;
+    let id = bench.accept_at("esim-access", &["ready"]).await;
+    let stored = bench.hurry(id, |stored| stored.unknowns >= 6).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
+    assert_eq!(bench.breaker("esim-access").await, ("closed", 0));
 }

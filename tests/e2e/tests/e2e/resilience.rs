@@ -266,7 +266,7 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
     let mut two = TwoProviders::start().await.unwrap();
     // Ingress waits for verdicts only once it has heard of both provisioners.
     let waits = async || {
-        let (status, ..) = two.order([("refused", 0), ("out-of-stock", 0)]).await?;
+        let (status, ..) = two.order([("out-of-stock", 0), ("refused", 0)]).await?;
         Ok((status == 422).then_some(()))
     };
     wait::soon("verdicts of both providers", waits).await;
@@ -280,13 +280,13 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
         assert_eq!(units, ["failed", "ready"], "{case}");
 
         let order = two
-            .order([("refused", first), ("out-of-stock", second)])
+            .order([("out-of-stock", first), ("refused", second)])
             .await;
         let (status, body, units, bought) = order.unwrap();
-        let case = format!("refused after {first} ms, sold out after {second} ms: {status} {body}");
+        let case = format!("sold out after {first} ms, refused after {second} ms: {status} {body}");
         assert_eq!((status, bought), (422, [0, 0]), "{case}");
         assert!(units.is_empty(), "{case}: {units:?}");
-        let messages = ["Option is not on sale", "Out of stock"].map(|text| body.find(text));
+        let messages = ["Out of stock", "Option is not on sale"].map(|text| body.find(text));
         assert!(
             messages[0].is_some() && messages[0] < messages[1],
             "both messages, in the order of the items: {case}"

@@ -96,3 +96,19 @@ async fn an_order_of_a_sandbox_partner_stays_at_the_sandbox() {
     assert_eq!(answer.status, 422, "{body}");
     assert_eq!(stack.ledger().await.unwrap().purchases, 0);
 }
+
+/// eSIM Access takes up to 30 eSIMs in a purchase.
+#[tokio::test]
+async fn an_order_larger_than_a_batch_of_its_provider_is_bought_in_two_purchases() {
+    let stack = Stack::builder()
+        .provider("esim-access")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let products = shop.buy(&fresh("batch"), ready, 31).await.unwrap();
+    shop.delivered(&ids(&products), SOON).await.unwrap();
+    let ledger = stack.ledger().await.unwrap();
+    assert_eq!((ledger.purchases, ledger.units), (2, 31));
+}

@@ -99,9 +99,27 @@ async fn esim_access_answers_as_its_documentation_shows() {
     like(&example, &listed, "query");
     assert_eq!(listed["obj"]["esimList"].as_array().unwrap().len(), 2);
 
-    let second = json!({ "orderNo": number, "pager": { "pageNum": 2, "pageSize": 1 } });
+    let more = esim_access(&sandbox, "esim/order", ordering("o-2", "ready", 6)).await;
+    let number = &more["obj"]["orderNo"];
+    let second = json!({ "orderNo": number, "pager": { "pageNum": 2, "pageSize": 5 } });
     let second = esim_access(&sandbox, "esim/query", second).await;
     assert_eq!(second["obj"]["esimList"].as_array().unwrap().len(), 1);
+    // It was ordered by its slug.
+    let package = &second["obj"]["esimList"][0]["packageList"][0];
+    assert_eq!(
+        (&package["packageCode"], &package["slug"]),
+        (&json!(option("ready")), &json!("ready"))
+    );
+    // A search names minutes and the zone.
+    let pager = json!({ "pageNum": 1, "pageSize": 500 });
+    let within = async |from: &str, until: &str| {
+        let body = json!({ "startTime": from, "endTime": until, "pager": pager });
+        esim_access(&sandbox, "esim/query", body).await
+    };
+    let all = within("2010-06-30T01:20+00:00", "2100-06-30T01:20+00:00").await;
+    assert_eq!(all["obj"]["pager"]["total"], 8);
+    let none = within("2010-06-30T01:20+00:00", "2010-06-30T01:21+00:00").await;
+    assert_eq!(none["obj"]["pager"]["total"], 0);
     let balance = esim_access(&sandbox, "balance/query", json!({})).await;
     like(
         &json!({ "success": true, "obj": { "balance": 100_000 } }),
@@ -143,6 +161,27 @@ async fn esim_access_refuses_with_its_codes() {
         ("esim/order", sum, "200006"),
         ("esim/order", json!({ "transactionId": "o-1" }), "000104"),
         ("esim/query", unknown, "310272"),
+        (
+            "esim/order",
+            ordering("o-1", &option("ready"), 31),
+            "200008",
+        ),
+        (
+            "esim/order",
+            ordering(&"o".repeat(51), &option("ready"), 1),
+            "000107",
+        ),
+        (
+            "esim/query",
+            json!({ "startTime": "2026-11-20 06:00:00", "endTime": "2026-11-20 06:01:00",
+                    "pager": { "pageNum": 1, "pageSize": 50 } }),
+            "000105",
+        ),
+        (
+            "esim/query",
+            json!({ "orderNo": "B1", "pager": { "pageNum": 1, "pageSize": 501 } }),
+            "000105",
+        ),
     ] {
         let answer = esim_access(&sandbox, path, body).await;
         let example = json!({ "success": false, "errorCode": "310241", "errorMsg": "why" });
@@ -162,6 +201,26 @@ async fn esim_access_refuses_with_its_codes() {
         esim_access(&sandbox, "esim/query", page).await["errorCode"],
         "200010"
     );
+}
+
+#[tokio::test]
+async fn esim_access_sells_the_iccid_of_a_cancelled_esim_again() {
+    let sandbox = Started::fresh().await;
+    let bought = async |id: &str| {
+        let ordered = esim_access(&sandbox, "esim/order", ordering(id, "ready", 1)).await;
+        let page = json!({ "orderNo": ordered["obj"]["orderNo"], "pager": { "pageNum": 1, "pageSize": 50 } });
+        let listed = esim_access(&sandbox, "esim/query", page).await;
+        let esim = &listed["obj"]["esimList"][0];
+        ["esimTranNo", "iccid", "ac"].map(|field| esim[field].as_str().unwrap().to_owned())
+    };
+    let first = bought("o-1").await;
+    let cancel = json!({ "esimTranNo": first[0] });
+    let canceled = esim_access(&sandbox, "esim/cancel", cancel).await;
+    assert_eq!(canceled["success"], true);
+    let second = bought("o-2").await;
+    let third = bought("o-3").await;
+    assert_eq!(first[1], second[1]);
+    assert!(first[0] != second[0] && first[2] != second[2] && second[1] != third[1]);
 }
 
 /// A form as curl sends it.
@@ -254,6 +313,14 @@ async fn airalo_answers_as_its_documentation_shows() {
     let path = format!("orders/{}", answer["data"]["id"]);
     let (status, shown) = airalo(&sandbox, &token, &path, &[]).await;
     assert_eq!((status, &shown["data"]), (200, &answer["data"]));
+    // In the test mode all eSIMs have one code.
+    let test_mode = option("test-mode");
+    let mut order = order;
+    order[0].1 = &test_mode;
+    let (_, tested) = airalo(&sandbox, &token, "orders", &order).await;
+    for sim in tested["data"]["sims"].as_array().unwrap() {
+        assert_eq!(sim["qrcode"], "LPA:1$lpa.airalo.com$TEST");
+    }
     // The filter finds a part of the description, too.
     let (_, listed) = airalo(
         &sandbox,
@@ -262,13 +329,32 @@ async fn airalo_answers_as_its_documentation_shows() {
         &[],
     )
     .await;
-    let meta = json!({ "message": "success", "current_page": 1, "last_page": 2, "total": 2 });
-    like(&json!({ "data": [example], "meta": meta }), &listed, "list");
-    assert_eq!(listed["meta"]["last_page"], 2);
+    let meta = json!({ "message": "success", "current_page": 1, "last_page": 3, "total": 3 });
+    let mut entry = example;
+    (entry["price"], entry["validity"]) = (json!("9.5"), json!("7"));
+    like(&json!({ "data": [entry], "meta": meta }), &listed, "list");
+    assert_eq!(listed["meta"]["last_page"], 3);
+    assert!(listed["data"][0]["price"].is_string() && listed["data"][0]["net_price"].is_null());
     let (_, balance) = airalo(&sandbox, &token, "balance", &[]).await;
     let available = json!({ "amount": 500.0, "currency": "USD" });
     let balances = json!({ "balances": { "name": "b", "availableBalance": available } });
     like(&json!({ "data": balances }), &balance, "balance");
+}
+
+#[tokio::test]
+async fn airalo_lists_all_packages_at_once_or_page_by_page() {
+    let sandbox = Started::fresh().await;
+    let token = token(&sandbox).await;
+    let (_, all) = airalo(&sandbox, &token, "packages", &[]).await;
+    assert_eq!(all["meta"]["last_page"], 1);
+    assert_eq!(all["pricing"]["model"], "net_pricing");
+    let places = all["data"].as_array().unwrap();
+    let packages = |place: &Value| place["operators"][0]["packages"].as_array().unwrap().len();
+    assert!(places.iter().map(packages).sum::<usize>() >= 3_200);
+    let (_, first) = airalo(&sandbox, &token, "packages?limit=25&page=1", &[]).await;
+    assert!(first["data"].is_array());
+    let (_, second) = airalo(&sandbox, &token, "packages?limit=25&page=2", &[]).await;
+    assert!(second["data"]["25"]["operators"].is_array(), "an object");
 }
 
 #[tokio::test]

@@ -1,8 +1,14 @@
 //! The catalogue of Airalo: countries and regions, in each the operators, and at each operator the
-//! packages.
+//! packages. It is read whole for an import ([`Place`]), and for its prices only ([`PricedPlace`]),
+//! which costs a fraction of the memory and the time.
 
 use domain::product::{Cost, Country, Currency, Data, Price, Standard};
-use serde::Deserialize;
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::Value;
 
 use crate::providers::{
@@ -14,16 +20,54 @@ use crate::providers::{
     text::one_line,
 };
 
-/// A page of the catalogue.
+/// A page of the catalogue, of which each place is a `P`.
 #[derive(Deserialize)]
-pub(super) struct AiraloPackages {
-    data: Vec<Place>,
+#[serde(bound = "P: Deserialize<'de>")]
+pub(super) struct AiraloPackages<P> {
+    #[serde(deserialize_with = "list_or_object")]
+    data: Vec<P>,
     meta: Value,
+    #[serde(default)]
+    pricing: Value,
+}
+
+/// Reads a list. The documents of three dates (2025 to September 2026) say that from the second
+/// page on it is an object whose keys are the indexes, and their examples show an array.
+fn list_or_object<'de, D: Deserializer<'de>, P: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<P>, D::Error> {
+    struct Entries<P>(PhantomData<P>);
+
+    impl<'de, P: Deserialize<'de>> Visitor<'de> for Entries<P> {
+        type Value = Vec<P>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a list, or an object of indexes")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<P>, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = list.next_element()? {
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Vec<P>, A::Error> {
+            let mut entries = Vec::new();
+            while let Some((IgnoredAny, entry)) = object.next_entry()? {
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_any(Entries(PhantomData))
 }
 
 /// A country or a region.
 #[derive(Deserialize)]
-struct Place {
+pub(super) struct Place {
     country_code: Option<String>,
     operators: Vec<Operator>,
 }
@@ -36,7 +80,53 @@ struct Operator {
     about: Value,
 }
 
-impl AiraloPackages {
+/// A country or a region, of which only the prices are read.
+#[derive(Deserialize)]
+pub(super) struct PricedPlace {
+    operators: Vec<PricedOperator>,
+}
+
+#[derive(Deserialize)]
+struct PricedOperator {
+    packages: Vec<PricedPackage>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PricedPackage {
+    id: Value,
+    price: Value,
+    net_price: Value,
+}
+
+/// The part of the price for consumers that we do not pay, in millionths.
+#[derive(Clone, Copy)]
+struct Discount(u64);
+
+impl Discount {
+    const WHOLE: u64 = 1_000_000;
+
+    /// With `discount_pricing` packages have no net price, and we pay their price less a percentage
+    /// (seen in its list of top-ups, September 2026). What cannot be read is no discount, so that
+    /// we never believe that a package is cheaper than it is.
+    fn of(pricing: &Value) -> Self {
+        if text(pricing, "model") != Some("discount_pricing") {
+            return Self(0);
+        }
+        // A percentage of four places counts millionths.
+        let percentage = amount(pricing.get("discount_percentage").unwrap_or(&Value::Null));
+        let part = percentage.flatten().map_or(0, |percentage| percentage.0);
+        Self(if part <= Self::WHOLE { part } else { 0 })
+    }
+
+    /// What we pay, rounded up.
+    fn off(self, price: Price) -> Price {
+        let paid = price.0.saturating_mul(Self::WHOLE - self.0);
+        Price(paid.div_ceil(Self::WHOLE))
+    }
+}
+
+impl<P> AiraloPackages<P> {
     /// The number of the page after this one; `None` after the last one.
     fn next(&self, page: u32) -> Result<Option<u32>, Trouble> {
         let last = number(&self.meta, "last_page").ok_or_else(|| {
@@ -44,24 +134,31 @@ impl AiraloPackages {
         })?;
         Ok((u64::from(page) < last).then(|| page.saturating_add(1)))
     }
+}
 
+impl AiraloPackages<PricedPlace> {
     /// The packages whose id and price can be read, with what we pay for a unit.
     pub(super) fn priced(self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
         let next = self.next(page)?;
+        let discount = Discount::of(&self.pricing);
         let operators = self.data.iter().flat_map(|place| &place.operators);
         let packages = operators.flat_map(|operator| &operator.packages);
         let entries = packages.filter_map(|package| {
-            let id = product(package, "id")?;
-            Some((id.into(), price(package)?))
+            let id = package.id.as_str()?.to_owned();
+            let price = price(&package.net_price, &package.price, discount)?;
+            Some((id, price))
         });
         Ok(ListPage {
             entries: entries.collect(),
             next,
         })
     }
+}
 
+impl AiraloPackages<Place> {
     pub(super) fn listed(self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
         let next = self.next(page)?;
+        let discount = Discount::of(&self.pricing);
         let mut entries = Vec::new();
         for place in &self.data {
             for operator in &place.operators {
@@ -69,7 +166,7 @@ impl AiraloPackages {
                     entries.push(ProductOffer {
                         product: product(package, "id"),
                         name: full_name(place, operator, package),
-                        terms: terms(place, operator, package),
+                        terms: terms(place, operator, package, discount),
                     });
                 }
             }
@@ -114,6 +211,7 @@ fn terms(
     place: &Place,
     operator: &Operator,
     package: &Value,
+    discount: Discount,
 ) -> Result<Standard, UnsuitableProduct> {
     product(package, "id").ok_or(UnsuitableProduct::Unreadable("id"))?;
     match text(package, "type") {
@@ -145,8 +243,10 @@ fn terms(
         Some(_) => return Err(UnsuitableProduct::Unreadable("is_unlimited")),
     };
     let data = data.ok_or(UnsuitableProduct::Unreadable("amount"))?;
+    let of = |field: &str| package.get(field).unwrap_or(&Value::Null);
     let cost = Cost {
-        price: price(package).ok_or(UnsuitableProduct::Unreadable("price"))?,
+        price: price(of("net_price"), of("price"), discount)
+            .ok_or(UnsuitableProduct::Unreadable("price"))?,
         currency: USD
             .parse::<Currency>()
             .map_err(|_| UnsuitableProduct::Unreadable("price"))?,
@@ -159,13 +259,25 @@ fn terms(
 /// The currency of the fields that are read here.
 const USD: &str = "USD";
 
-/// What we pay: the net price if the package names one, and otherwise its price.
-fn price(package: &Value) -> Option<Price> {
-    let of = |field: &str| match package.get(field) {
-        None | Some(Value::Null) => None,
-        Some(Value::Number(number)) => Some(Price::parse(&number.to_string())),
-        Some(Value::String(text)) => Some(Price::parse(text)),
-        Some(_) => Some(None),
-    };
-    of("net_price").or_else(|| of("price"))?
+/// What we pay: the net price if the package names one, and otherwise its price less the discount.
+fn price(net_price: &Value, price: &Value, discount: Discount) -> Option<Price> {
+    match amount(net_price) {
+        Some(net_price) => net_price,
+        None => amount(price)?.map(|price| discount.off(price)),
+    }
+}
+
+/// A number, which may be written as a text. `None` if there is none, and `Some(None)` if it cannot
+/// be read.
+#[expect(
+    clippy::option_option,
+    reason = "a price that is unreadable must not be taken for one that is not there"
+)]
+fn amount(field: &Value) -> Option<Option<Price>> {
+    match field {
+        Value::Null => None,
+        Value::Number(number) => Some(Price::parse(&number.to_string())),
+        Value::String(text) => Some(Price::parse(text)),
+        _ => Some(None),
+    }
 }

@@ -6,6 +6,9 @@
 //! the first purchase that has a price to compare, and again once it is old. Nothing is stored, so
 //! that a restart and a second replica compare in the same way, and a price that falls again sells
 //! again.
+//!
+//! The list is longer than a purchase may wait for it, so it is read by a task of its own, which
+//! goes on when nobody waits any more. Otherwise a list that is read slowly would never be read.
 
 use std::{
     collections::HashMap,
@@ -17,8 +20,9 @@ use runtime::lock;
 
 use crate::providers::{price::Price, provider::Trouble};
 
-/// How long a list serves before it is read again. Reading it takes about a dozen calls.
-const FRESH: Duration = Duration::from_mins(10);
+/// How long a list serves before it is read again. Prices change by the day, and the provider
+/// advises to read the list every hour (its pages on packages and prices, September 2026).
+const FRESH: Duration = Duration::from_hours(1);
 /// How long an old list serves while it cannot be read again.
 const KEPT: Duration = Duration::from_hours(24);
 /// The shortest time between two tries to read it.
@@ -41,32 +45,45 @@ struct State {
 #[derive(Default)]
 pub(super) struct Prices {
     state: Mutex<State>,
-    /// Held by the one call that reads the list.
-    reading: tokio::sync::Mutex<()>,
+    /// Held by the one task that reads the list.
+    reading: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Prices {
     /// The price of a package; `None` if Airalo does not list it. One caller reads an old list
     /// anew, and the others use the old one meanwhile. Without any list, all wait for it.
-    pub(super) async fn of(
-        &self,
+    pub(super) async fn of<F>(
+        self: &Arc<Self>,
         package: &str,
-        read_all: impl AsyncFnOnce() -> Result<HashMap<String, Price>, Trouble>,
-    ) -> Result<Option<Price>, Trouble> {
+        read_all: impl FnOnce() -> F + Send + 'static,
+    ) -> Result<Option<Price>, Trouble>
+    where
+        F: Future<Output = Result<HashMap<String, Price>, Trouble>> + Send + 'static,
+    {
         if let Some(list) = self.kept() {
             return Ok(list.prices.get(package).copied());
         }
-        let reading = match (self.reading.try_lock(), self.last()) {
+        let lock = Arc::clone(&self.reading);
+        let reading = match (Arc::clone(&lock).try_lock_owned(), self.last()) {
             (Ok(reading), _) => reading,
             (Err(_), Some(old)) => return Ok(old.prices.get(package).copied()),
-            (Err(_), None) => self.reading.lock().await,
+            (Err(_), None) => lock.lock_owned().await,
         };
         // Another call may have read the list while this one waited.
-        let list = match self.kept() {
-            Some(list) => list,
-            None => self.read(read_all).await?,
-        };
-        drop(reading);
+        if let Some(list) = self.kept() {
+            return Ok(list.prices.get(package).copied());
+        }
+        let prices = Arc::clone(self);
+        let read = tokio::spawn(async move {
+            let list = prices.read(read_all).await;
+            drop(reading);
+            list
+        });
+        let list = read.await.unwrap_or_else(|_| {
+            Err(Trouble::NotSent(
+                "the provider's prices were not read to their end".into(),
+            ))
+        })?;
         Ok(list.prices.get(package).copied())
     }
 
@@ -92,9 +109,9 @@ impl Prices {
     }
 
     /// Reads the list. If that fails, the last one serves.
-    async fn read(
+    async fn read<F: Future<Output = Result<HashMap<String, Price>, Trouble>>>(
         &self,
-        read_all: impl AsyncFnOnce() -> Result<HashMap<String, Price>, Trouble>,
+        read_all: impl FnOnce() -> F,
     ) -> Result<Arc<List>, Trouble> {
         let tried_at = lock(&self.state).tried_at;
         let pause = tried_at.and_then(|at| PAUSE.checked_sub(at.elapsed()));

@@ -1,6 +1,7 @@
-//! The token that each call to Airalo carries. It lasts 24 hours, and Airalo hands out at most three
-//! tokens a minute. So one token is kept for all calls, one task at a time fetches a new one, and a
-//! failed fetch is repeated after a while only.
+//! The token that each call to Airalo carries. It lasts 24 hours by the text of its documents, and
+//! Airalo hands out at most three tokens a minute (its page on rates, September 2026). So one token
+//! is kept for all calls, one task at a time fetches a new one, and a failed fetch is repeated
+//! after a while only.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +13,19 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
+use super::wire::is_foreign;
 use crate::providers::{
-    http::{Call, CallBody, Http, parse},
+    http::{Call, CallBody, Http, Size, parse},
     provider::Trouble,
 };
 
 const TOKEN: &str = "/v2/token";
-/// The longest time for which a token is used. It lasts a day, whatever `expires_in` says.
+/// The longest time for which a token is used. It lasts a day, although `expires_in` says a year in
+/// the examples.
 const LONGEST: Duration = Duration::from_hours(23);
 /// How long before its end a token is no longer used, so that no call arrives after it.
 const SPARE: Duration = Duration::from_mins(1);
-/// The shortest time between two requests for a token.
+/// The shortest time between two requests for a token, of which three a minute are allowed.
 const PAUSE: Duration = Duration::from_secs(21);
 
 /// A token as a call uses it.
@@ -129,6 +132,7 @@ impl Tokens {
             route: TOKEN,
             headers: HeaderMap::from_iter([accept]),
             body: Some(form),
+            size: Size::Ordinary,
         };
         let body = match http.call(call).await {
             Ok((StatusCode::UNPROCESSABLE_ENTITY, _)) => {
@@ -136,6 +140,15 @@ impl Tokens {
                     "the provider gives no token for our client_id and client_secret".into(),
                 ));
             }
+            Ok((StatusCode::FORBIDDEN, body)) => {
+                let said = if is_foreign(&body) {
+                    "HTTP 403, code 89: our address is not on the list of the account"
+                } else {
+                    "the provider denies access (HTTP 403)"
+                };
+                return Err(Trouble::Denied(said.into()));
+            }
+            Ok((StatusCode::NOT_FOUND, _)) => return Err(no_token("HTTP 404")),
             Ok((_, body)) => body,
             Err(trouble @ (Trouble::Denied(_) | Trouble::Busy { .. })) => return Err(trouble),
             // Whatever became of this request, the one that needs the token was not sent.

@@ -12,6 +12,7 @@ use time::{
 };
 
 use crate::providers::{
+    http::parse,
     lists::SoldPurchase,
     price::Price,
     provider::{
@@ -25,6 +26,12 @@ use crate::providers::{
 const CREATED: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+/// The SM-DP+ address and the activation code of all eSIMs of the test mode (three examples of
+/// September 2026). Nobody can install them.
+const TEST: (&str, &str) = ("lpa.airalo.com", "TEST");
+/// The code with which a call from an address is refused that is not on the list of our account.
+/// The token stays good (its page on errors, September 2026).
+const FOREIGN_ADDRESS: u32 = 89;
 /// The message of a refusal because of a field. A refusal with another one is not understood.
 pub(super) const INVALID: &str = "the parameter is invalid";
 
@@ -59,13 +66,16 @@ pub(super) struct AiraloOrders {
 #[derive(Deserialize)]
 pub(super) struct AiraloOrder {
     id: u64,
+    /// `sim` or `topup`.
+    #[serde(rename = "type")]
+    kind: Option<String>,
     pub(super) package_id: String,
     pub(super) description: Option<String>,
     quantity: Option<Amount>,
     created_at: Option<String>,
     /// Days.
     validity: Option<Amount>,
-    price: Option<Amount>,
+    /// What we pay. Not all examples have it; `price` is what consumers pay.
     net_price: Option<Amount>,
     #[serde(default)]
     sims: Vec<Sim>,
@@ -100,10 +110,14 @@ impl AiraloOrder {
             .is_some_and(|description| *description != ours)
     }
 
-    /// What we pay: the net price if the order names one, and otherwise its price.
+    /// Whether the order adds data to an eSIM, and so has none of its own.
+    pub(super) fn is_top_up(&self) -> bool {
+        self.kind.as_deref() == Some("topup")
+    }
+
+    /// What we pay, if the order names it.
     pub(super) fn paid(&self) -> Option<Price> {
-        let amount = self.net_price.as_ref().or(self.price.as_ref())?;
-        Price::parse(&amount.text())
+        Price::parse(&self.net_price.as_ref()?.text())
     }
 
     /// The order as an entry of the list of purchases.
@@ -157,12 +171,32 @@ impl Sim {
         let (Some(iccid), Some(smdp), Some(code)) = profile else {
             return Ok(ProviderUnitState::Pending);
         };
+        // Of an order that is refunded in part, it does not say which eSIM is; of another state
+        // nobody knows what it means, because new ones appear.
+        if let Some(slug) = slug.filter(|slug| *slug != "completed") {
+            tracing::error!(
+                provider.unit.id = self.id,
+                provider.unit.state = one_line(slug),
+                "the order of an eSIM that is not delivered yet is in a state in which it may be \
+                 useless, so it is held"
+            );
+            return Err("status".into());
+        }
         // The webhook has no field for a confirmation code, and without it the eSIM is useless.
         if filled(self.confirmation_code.as_ref()).is_some() {
             return Err(ProfileFault::ConfirmationCode);
         }
+        let is_code_shared = (smdp, code) == TEST;
+        if is_code_shared {
+            tracing::warn!(
+                provider.unit.id = self.id,
+                "our account at Airalo is in its test mode, so nobody can install this eSIM; it is \
+                 delivered all the same"
+            );
+        }
         Ok(ProviderUnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
+            is_code_shared,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "lpa or matching_id"))?,
             expired_date: order.expires().ok_or("created_at or validity")?,
@@ -192,6 +226,7 @@ pub(super) fn bought(orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
             units.push(ProviderUnit {
                 unit_id,
                 product_id: Some(product_id.clone()),
+                product_alias: None,
                 state,
             });
         }
@@ -245,8 +280,8 @@ struct Usage {
     remaining: f64,
     total: f64,
     expired_at: Option<String>,
-    #[serde(default)]
-    is_unlimited: bool,
+    /// Null if the eSIM is recycled.
+    is_unlimited: Option<bool>,
     status: String,
 }
 
@@ -274,15 +309,32 @@ impl AiraloUsage {
         )]
         let bytes = |megabytes: f64| (megabytes * MB).round() as u64;
         let is_active = matches!(status.as_str(), "ACTIVE" | "FINISHED");
+        // The amounts of an unlimited package are 0 and to be ignored, and so are those of a
+        // recycled eSIM.
+        let is_recycled = status == "RECYCLED";
+        let is_counted = !is_recycled && is_unlimited != Some(true);
         Ok(EsimStatus {
             reading: Reading {
                 installed: is_active.then_some(true),
-                data_used: Some(bytes((total - remaining).max(0.0))),
-                data_total: (!is_unlimited).then(|| bytes(total)),
+                data_used: is_counted.then(|| bytes((total - remaining).max(0.0))),
+                data_total: is_counted.then(|| bytes(total)),
                 ends_at: expired_at.as_deref().and_then(moment),
             },
-            custody: Custody::Kept("Airalo takes no eSIM back".to_owned()),
+            custody: Custody::Kept(if is_recycled {
+                "its operator has recycled the eSIM, so it cannot be used any more".to_owned()
+            } else {
+                "Airalo gives money back only by a claim that people decide, in its portal"
+                    .to_owned()
+            }),
         })
+    }
+}
+
+/// What became of an eSIM that Airalo says it does not know.
+pub(super) fn not_known() -> EsimStatus {
+    EsimStatus {
+        reading: Reading::default(),
+        custody: Custody::Kept("Airalo does not know the ICCID".to_owned()),
     }
 }
 
@@ -294,7 +346,7 @@ pub(super) fn found(orders: Vec<AiraloOrder>) -> Result<LookUpResponse, Trouble>
     bought(orders).map(LookUpResponse::Found)
 }
 
-/// The body of a 422.
+/// The body of a 422, and of a 404.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum AiraloRefusal {
@@ -304,9 +356,28 @@ pub(super) enum AiraloRefusal {
     },
     /// Fields of our request are not allowed, each with the reason.
     Invalid {
-        data: BTreeMap<String, String>,
+        data: FieldFaults,
         meta: Meta,
     },
+    /// There is no such thing.
+    #[serde(skip)]
+    Absent {
+        meta: Meta,
+    },
+}
+
+/// What is wrong with the fields of our request. Some calls answer with an empty list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum FieldFaults {
+    Fields(BTreeMap<String, String>),
+    List(Vec<String>),
+}
+
+impl FieldFaults {
+    pub(super) fn names_a_field(&self) -> bool {
+        matches!(self, Self::Fields(fields) if !fields.is_empty())
+    }
 }
 
 #[derive(Deserialize)]
@@ -319,13 +390,29 @@ impl AiraloRefusal {
     pub(super) fn text(&self) -> (String, String) {
         match self {
             Self::Code { code, reason } => (code.to_string(), one_line(reason)),
-            Self::Invalid { data, .. } => {
-                let faults: Vec<String> = data
-                    .iter()
-                    .map(|(field, fault)| format!("{field}: {fault}"))
-                    .collect();
+            Self::Invalid { data, meta } => {
+                let faults: Vec<String> = match data {
+                    FieldFaults::Fields(fields) => fields
+                        .iter()
+                        .map(|(field, fault)| format!("{field}: {fault}"))
+                        .collect(),
+                    FieldFaults::List(list) if list.is_empty() => vec![meta.message.clone()],
+                    FieldFaults::List(list) => list.clone(),
+                };
                 ("422".to_owned(), one_line(&faults.join("; ")))
             }
+            Self::Absent { meta } => ("404".to_owned(), one_line(&meta.message)),
         }
     }
+}
+
+/// Whether a refusal with status 403 says that our address is not on the list.
+pub(super) fn is_foreign(body: &[u8]) -> bool {
+    matches!(
+        parse(body),
+        Ok(AiraloRefusal::Code {
+            code: FOREIGN_ADDRESS,
+            ..
+        })
+    )
 }

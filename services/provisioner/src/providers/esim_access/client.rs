@@ -1,5 +1,7 @@
 //! The calls of the protocol: how a request is signed and sent, and what the code of an error means.
 
+use std::time::Duration;
+
 use reqwest::{
     Method,
     header::{HeaderMap, HeaderName, HeaderValue},
@@ -14,7 +16,7 @@ use uuid::Uuid;
 
 use super::wire::{self, EsimAccessEsim, EsimAccessPage, PAGE, Reply, order_number, units};
 use crate::providers::{
-    http::{Call, CallBody, Http, parse},
+    http::{Call, CallBody, Http, Size, parse},
     provider::{BoughtUnits, LookUpResponse, Trouble},
     text::one_line,
 };
@@ -26,8 +28,10 @@ const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
 const REQUEST_ID: HeaderName = HeaderName::from_static("rt-requestid");
 const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
 
+/// A time of a search, in UTC, in the form of the reference (April 2026): `2010-06-30T01:20+00:00`.
+/// It has no seconds.
 const TIME: StaticFormatDescription =
-    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    format_description!("[year]-[month]-[day]T[hour]:[minute]+00:00");
 
 /// What signs and sends the calls of our account.
 pub(super) struct Client {
@@ -42,6 +46,8 @@ pub(super) struct Client {
 pub(super) enum EsimAccessOutcome {
     /// The purchase is refused for good; it bought nothing.
     Rejected,
+    /// The request itself is wrong, so nothing was carried out, and a repeat of it would not help.
+    Malformed,
     /// Access is denied, so nothing was carried out.
     Denied,
     /// The provider has too much to do, so nothing was carried out.
@@ -54,7 +60,9 @@ pub(super) enum EsimAccessOutcome {
     Unknown,
 }
 
-/// The failure table: what each documented code means.
+/// The failure table: what each documented code means (reference of April 2026, prints of the end
+/// of 2025). 200008, "the order parameters are wrong", is not in it, because nobody has seen yet
+/// what leads to it; neither are 200002, 200009 and 310403, which may refuse a cancellation.
 pub(super) fn outcome(code: &str) -> EsimAccessOutcome {
     match code {
         // The price of a package, or the sum, is not the one that we sent; the balance is used up;
@@ -65,6 +73,10 @@ pub(super) fn outcome(code: &str) -> EsimAccessOutcome {
         // A header is missing or malformed; the timestamp is too old, our address is not allowed,
         // the signature is wrong.
         "000101" | "000102" | "101001" | "101002" | "101003" => EsimAccessOutcome::Denied,
+        // The method, the JSON, a mandatory parameter or a length is wrong; the request names
+        // reference data that the provider does not have.
+        "000103" | "000104" | "000105" | "000106" | "000107" | "310201" | "310211" | "310221"
+        | "310231" | "310251" => EsimAccessOutcome::Malformed,
         "900001" => EsimAccessOutcome::Busy,
         "200010" => EsimAccessOutcome::NotReady,
         "310272" => EsimAccessOutcome::NoSuchOrder,
@@ -74,6 +86,16 @@ pub(super) fn outcome(code: &str) -> EsimAccessOutcome {
 
 impl Client {
     pub(super) async fn call(&self, path: &'static str, request: &Value) -> Result<Reply, Trouble> {
+        self.call_for(Size::Ordinary, path, request).await
+    }
+
+    /// The same for a response of this size.
+    pub(super) async fn call_for(
+        &self,
+        size: Size,
+        path: &'static str,
+        request: &Value,
+    ) -> Result<Reply, Trouble> {
         let body = CallBody::json(request)?;
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let request_id = Uuid::now_v7().simple().to_string();
@@ -100,6 +122,7 @@ impl Client {
             route: path,
             headers,
             body: Some(body),
+            size,
         };
         let (_, body) = self.http.call(call).await?;
         parse::<wire::Envelope>(&body)?.open()
@@ -111,9 +134,9 @@ impl Client {
         filter: &Value,
     ) -> Result<Result<Vec<EsimAccessEsim>, EsimAccessFailure>, Trouble> {
         match self.page(filter, 1).await? {
-            Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
+            Ok(page) if page.is_last(1) => Ok(Ok(page.esim_list)),
             Ok(_) => Err(Trouble::Unknown(format!(
-                "the response lists {PAGE} eSIMs, and there should be fewer"
+                "the response lists {PAGE} eSIMs or more, and there should be fewer"
             ))),
             Err(failure) => Ok(Err(failure)),
         }
@@ -127,7 +150,7 @@ impl Client {
     ) -> Result<Result<EsimAccessPage, EsimAccessFailure>, Trouble> {
         let mut request = filter.clone();
         request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
-        match self.call(QUERY, &request).await? {
+        match self.call_for(Size::List, QUERY, &request).await? {
             Reply::Done(page) => Ok(Ok(wire::read(page)?)),
             Reply::Failed { code, message } => Ok(Err(EsimAccessFailure { code, message })),
         }
@@ -144,13 +167,15 @@ pub(super) fn found(ours: Vec<EsimAccessEsim>) -> Result<LookUpResponse, Trouble
     }))
 }
 
-/// The filter of the eSIMs that were made within a time.
+/// The filter of the eSIMs that were made within a time, in whole minutes.
 pub(super) fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Value, Trouble> {
     let time = |at: OffsetDateTime| {
         at.to_offset(UtcOffset::UTC)
             .format(TIME)
             .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
     };
+    // A minute that has begun belongs to the time.
+    let until = until + Duration::from_secs(59);
     Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))
 }
 
@@ -171,6 +196,7 @@ impl EsimAccessFailure {
                 reason,
             },
             EsimAccessOutcome::Rejected
+            | EsimAccessOutcome::Malformed
             | EsimAccessOutcome::NotReady
             | EsimAccessOutcome::NoSuchOrder
             | EsimAccessOutcome::Unknown => Trouble::Unknown(reason),

@@ -26,10 +26,10 @@ use super::{
 };
 use crate::providers::provider::{LookUpRequest, LookUpResponse, Trouble};
 
-/// The length of a slot, in seconds.
-const SLOT: i64 = 10;
+/// The length of a slot, in seconds. A time of a search has no seconds.
+const SLOT: i64 = 60;
 /// The maximum number of pages of a slot. They hold what an account makes at 200 eSIMs per second.
-const PAGES: u32 = 20;
+const PAGES: u32 = 24;
 /// How long an answer serves other searches.
 const FRESH: Duration = Duration::from_secs(2);
 /// How long it serves them if the slot is so old that purchases can no longer arrive in it.
@@ -37,6 +37,9 @@ const KEPT: Duration = Duration::from_mins(1);
 /// A search begins with the slots from this long before the attempt until this long after now. Nearly
 /// every purchase is there, because the clocks are seldom seconds apart.
 const NEAR: Duration = Duration::from_secs(5);
+/// A search first reads the slots until this long after the attempt. The reference (April 2026)
+/// does not say by which time it selects, and the eSIMs of a purchase are made up to 30 s after it.
+const MADE_WITHIN: Duration = Duration::from_mins(1);
 /// From this age of an attempt on, a search also reads what is further away.
 const WIDE_FROM: Duration = Duration::from_secs(15);
 /// How far a wide search goes beyond the time in which the purchase may have arrived. It covers the
@@ -72,7 +75,7 @@ impl Slots {
 fn slots(look_up: &LookUpRequest, now: OffsetDateTime) -> Vec<i64> {
     let of = |at: OffsetDateTime| at.unix_timestamp().div_euclid(SLOT);
     let attempted = now - look_up.attempt_age;
-    let near = of(attempted - NEAR)..=of(now.min(attempted + WIDE_FROM) + NEAR);
+    let near = of(attempted - NEAR)..=of(now.min(attempted + MADE_WITHIN) + NEAR);
     let wide = of(attempted - MARGIN)..=of(attempted + look_up.arrives_within + MARGIN);
     let middle = of(attempted);
     let is_wide = look_up.attempt_age >= WIDE_FROM;
@@ -137,7 +140,7 @@ async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
             Ok(page) => page,
             Err(failure) => return Err(failure.trouble()),
         };
-        let is_last = page.is_last();
+        let is_last = page.is_last(number);
         for one in page.esim_list {
             if let Some(id) = one.transaction_id() {
                 made.entry(id.to_owned()).or_default().push(one);
@@ -187,12 +190,11 @@ mod tests {
             let slots = slots(&look_up, now);
             slots.into_iter().map(|slot| slot - middle).collect()
         };
-        assert_eq!(read(2), [0, 1]);
-        assert_eq!(read(14), [0, 1, 2]);
-        let wide = read(15);
-        assert_eq!(wide[..6], [0, 1, 2, -1, -2, 3]);
-        assert_eq!(wide.iter().min(), Some(&-6));
-        assert_eq!(wide.iter().max(), Some(&12));
-        assert_eq!(read(3_000), wide);
+        assert_eq!(read(2), [0]);
+        assert_eq!(read(14), [0]);
+        assert_eq!(read(15), [0, 1, -1, 2]);
+        // The near ones may hold what was made later, so they come first, whatever their distance.
+        assert_eq!(read(70), [0, 1, -1, 2]);
+        assert_eq!(read(3_000), read(70));
     }
 }

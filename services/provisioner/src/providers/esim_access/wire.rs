@@ -21,9 +21,9 @@ use crate::providers::{
     text::{ProviderId, day, moment, one_line},
 };
 
-/// The size of a page. It is the largest one that every documentation of the protocol allows, and a
-/// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
-pub(super) const PAGE: usize = 100;
+/// The size of a page. It is the largest one that the reference allows (5 to 500, April 2026), and
+/// a purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
+pub(super) const PAGE: u32 = 500;
 
 /// The shape of each response.
 #[derive(Deserialize)]
@@ -125,12 +125,22 @@ impl EsimAccessAccount {
 #[serde(rename_all = "camelCase")]
 pub(super) struct EsimAccessPage {
     pub(super) esim_list: Vec<EsimAccessEsim>,
+    pager: Option<Pager>,
+}
+
+#[derive(Deserialize)]
+struct Pager {
+    total: Option<u64>,
 }
 
 impl EsimAccessPage {
-    /// Whether no page follows.
-    pub(super) fn is_last(&self) -> bool {
-        self.esim_list.len() < PAGE
+    /// Whether no page follows the one with this number: the provider counts all entries. If it
+    /// does not, a page that is not full is the last one.
+    pub(super) fn is_last(&self, number: u32) -> bool {
+        match self.pager.as_ref().and_then(|pager| pager.total) {
+            Some(total) => total <= u64::from(PAGE) * u64::from(number),
+            None => self.esim_list.len() < PAGE as usize,
+        }
     }
 }
 
@@ -149,13 +159,15 @@ pub(super) struct EsimAccessEsim {
     total_volume: Option<u64>,
     order_usage: Option<u64>,
     #[serde(default)]
-    package_list: Vec<Package>,
+    package_list: Vec<ListedPackage>,
 }
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Package {
+struct ListedPackage {
     package_code: Option<String>,
+    /// A package can be ordered by this name of it, too.
+    slug: Option<String>,
     create_time: Option<String>,
 }
 
@@ -208,14 +220,15 @@ impl EsimAccessEsim {
                 "the response is unreadable: it does not say the state of the eSIM".into(),
             ));
         };
+        // A download alone may have failed; an installation follows it.
         let installed = match smdp {
             "RELEASED" => Some(false),
-            "DOWNLOAD" | "INSTALLATION" | "ENABLED" | "DISABLED" | "DELETED" => Some(true),
+            "INSTALLATION" | "ENABLED" | "DISABLED" | "DELETED" => Some(true),
             _ => None,
         };
-        let custody = match (esim, installed) {
+        let custody = match (esim, smdp) {
             ("CANCEL", _) => Custody::Returned,
-            ("GOT_RESOURCE", Some(false)) => Custody::Returnable,
+            ("GOT_RESOURCE", "RELEASED") => Custody::Returnable,
             _ => Custody::Kept(one_line(&format!("the provider says {esim}, {smdp}"))),
         };
         Ok(EsimStatus {
@@ -231,7 +244,9 @@ impl EsimAccessEsim {
 
     /// Reads the state of the eSIM; the error is the name of the field that is unreadable.
     fn state(&self) -> Result<ProviderUnitState, ProfileFault> {
-        if let Some(status @ ("CANCEL" | "REVOKED")) = self.esim_status.as_deref() {
+        let status = self.esim_status.as_deref().unwrap_or_default();
+        // The table of the query writes REVOKE, and that of the events REVOKED (April 2026).
+        if matches!(status, "CANCEL" | "REVOKE" | "REVOKED") {
             return Ok(ProviderUnitState::Failed(format!(
                 "the provider says {status}"
             )));
@@ -244,14 +259,37 @@ impl EsimAccessEsim {
         let (Some(iccid), Some(code), Some(expires)) = profile else {
             return Ok(ProviderUnitState::Pending);
         };
+        // Nobody can use an eSIM in another state, or nobody knows whether, because new states
+        // appear.
+        if !USABLE.contains(&status) {
+            tracing::error!(
+                provider.unit.id = one_line(&self.esim_tran_no),
+                provider.unit.state = one_line(status),
+                "an eSIM that is not delivered yet is in a state in which it may be useless, so it \
+                 is held"
+            );
+            return Err("esimStatus".into());
+        }
         Ok(ProviderUnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(None, code)
                 .map_err(|error| ProfileFault::of_code(&error, "ac"))?,
+            is_code_shared: false,
             expired_date: day(expires).ok_or("expiredTime")?,
         })
     }
 }
+
+/// The states of an eSIM that can be delivered, in the order in which they follow (reference of
+/// April 2026).
+const USABLE: [&str; 6] = [
+    "CREATE",
+    "PAYING",
+    "PAID",
+    "GETTING_RESOURCE",
+    "GOT_RESOURCE",
+    "IN_USE",
+];
 
 fn belongs(transaction_id: Option<&str>, placement_id: PlacementId) -> Option<bool> {
     transaction_id
@@ -278,8 +316,10 @@ pub(super) fn units(allocated: Vec<EsimAccessEsim>) -> Result<Vec<ProviderUnit>,
     for (index, one) in allocated.into_iter().enumerate() {
         let state = one.state();
         let package = one.package_list.into_iter().next();
-        let product_id = package.and_then(|package| package.package_code);
-        let unit = FIELDS.read(index, one.esim_tran_no, product_id, state)?;
+        let (product_id, slug) =
+            package.map_or((None, None), |package| (package.package_code, package.slug));
+        let mut unit = FIELDS.read(index, one.esim_tran_no, product_id, state)?;
+        unit.product_alias = slug.and_then(|slug| ProviderId::parse(slug).ok());
         // The pages of a search move on while eSIMs are made, so one eSIM may stand on two of them.
         // Taken twice, it would be given to two topups.
         if units.iter().all(|known| known.unit_id != unit.unit_id) {
@@ -359,30 +399,33 @@ const MOST_PRICE: u64 = 1_000_000 * 10_000;
 
 /// A callback. It names the purchase by our id, and carries no profile.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Callback {
+    #[serde(alias = "notifyType")]
     notify_type: String,
     #[serde(default)]
     content: Content,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Content {
+    #[serde(alias = "transactionId")]
     transaction_id: Option<String>,
 }
 
 /// What a callback tells us. Only the one that says that profiles are ready leads to anything; the
-/// others, such as that an eSIM is in use, and the test that is sent when the URL is set, are
-/// acknowledged. Without our id the purchase is not found, and its profiles come on schedule.
-pub(super) fn callback(body: &[u8]) -> Option<Hint> {
-    let callback: Callback = serde_json::from_slice(body).ok()?;
-    if callback.notify_type != "ORDER_STATUS" {
-        return Some(Hint::Nothing);
+/// others, such as that an eSIM is in use, and the tests that are sent when the URL is set, are
+/// acknowledged, even if their body cannot be read: a URL that refuses a test cannot be set.
+/// Without our id the purchase is not found, and its profiles come on schedule.
+pub(super) fn callback(body: &[u8]) -> Hint {
+    let Ok(callback) = serde_json::from_slice::<Callback>(body) else {
+        return Hint::Nothing;
+    };
+    if !callback.notify_type.eq_ignore_ascii_case("ORDER_STATUS") {
+        return Hint::Nothing;
     }
     let id = callback.content.transaction_id;
     let placement_id = id.and_then(|id| id.parse().ok());
-    Some(placement_id.map_or(Hint::Nothing, Hint::Purchase))
+    placement_id.map_or(Hint::Nothing, Hint::Purchase)
 }
 
 #[cfg(test)]
