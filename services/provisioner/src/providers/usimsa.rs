@@ -273,7 +273,8 @@ impl Provider for Usimsa {
             },
             callbacks: true,
             cancel: true,
-            // USIMSA only cancels units that have no profile yet, and says nothing about the others.
+            // Clients cancel delivered eSIMs at USIMSA, too. But what became of an eSIM is asked for
+            // by paths on which they differ, and without a look no unknown outcome could be settled.
             give_back: is_sandbox,
             usage: is_sandbox,
             balance: false,
