@@ -395,14 +395,15 @@ async fn a_run_whose_archive_another_one_has_taken_over_deletes_nothing() {
     let earlier = archive::rename(&mut connection, &mut archive, "another".into()).await;
     assert_eq!(earlier.unwrap(), late.file);
 
-    let mut transaction = connection.begin().await.unwrap();
     let ids = [order.order_id.uuid()];
-    let copied = archive::copy(&mut transaction, &late, &ids).await.unwrap();
-    assert_eq!(copied.orders, ids);
-    let completed = archive::complete(&mut transaction, &mut late, &copied, "sum").await;
+    let work = async |transaction: &mut Transaction<'_>| {
+        let copied = archive::copy(transaction, &late, &ids).await?;
+        assert_eq!(copied.orders, ids);
+        archive::complete(transaction, &mut late.clone(), &copied, "sum").await
+    };
+    let completed = committed(&mut connection, work).await;
     let error = completed.unwrap_err().to_string();
     assert!(error.contains("another `esimctl archive run`"), "{error}");
-    transaction.rollback().await.unwrap();
     assert_eq!(bench.rows_of(&order).await.len(), 6);
 
     bench.moved(&mut archive).await;

@@ -104,7 +104,7 @@ pub async fn apply(asked: &OptionApplyArgs, console: &Console) -> anyhow::Result
                 let is_written = options::import(transaction, option).await?;
                 plan.0.push(planned(option, was, is_written));
             }
-            let imported = plan.count(PlannedEntry::Create) + plan.count(PlannedEntry::Change);
+            let imported = plan.count(PlannedEffect::Create) + plan.count(PlannedEffect::Change);
             if asked.dry_run {
                 return Ok(TransactionEnd::Rollback((catalogue, plan, imported)));
             }

@@ -21,7 +21,8 @@ use flate2::{Compression, write::GzEncoder};
 use pg::{
     PgConnection, Transaction, TransactionEnd,
     actions::{self, ActionChange},
-    transaction::{self, TransactionKind},
+    transaction,
+    transaction::TransactionKind,
 };
 use runtime::terminal::{progress, say};
 use serde_json::json;
