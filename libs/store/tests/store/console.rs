@@ -367,6 +367,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     let sold_again = AttemptOutcome::Bought {
         reference: None,
         units: vec![ready(&second)],
+        listed: 1,
         collect_in: None,
         park: None,
         announced: true,

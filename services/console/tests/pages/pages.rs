@@ -113,6 +113,21 @@ async fn version(connection: &mut PgConnection) -> i64 {
         .unwrap()
 }
 
+/// Records an action that has changed nothing.
+async fn record_nothing_changed(connection: &mut PgConnection, target: &str) {
+    let nothing = Action {
+        actor: Actor::console("ana", "127.0.0.1"),
+        command: domain::Command::ResendStart,
+        target,
+        reason: "a test",
+    };
+    let recorded: Result<(), pg::Error> = transaction!(connection, "a test", |transaction| {
+        actions::record(transaction, nothing, 0, ActionChange::nothing()).await?;
+        Ok(TransactionEnd::Commit(()))
+    });
+    recorded.unwrap();
+}
+
 #[tokio::test]
 async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let bench = Bench::start().await;
@@ -205,22 +220,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         ]
     );
     // The timeline marks what found nothing to change as the screen of actions does.
-    let target = format!("delivery {}", bench.topup);
-    let nothing = Action {
-        actor: Actor::console("ana", "127.0.0.1"),
-        command: domain::Command::ResendStart,
-        target: &target,
-        reason: "a test",
-    };
-    let noted = transaction!(
-        &mut connection,
-        "a test",
-        |transaction| -> Result<(), pg::Error> {
-            actions::record(transaction, nothing, 0, ActionChange::nothing()).await?;
-            Ok(TransactionEnd::Commit(()))
-        }
-    );
-    noted.unwrap();
+    record_nothing_changed(&mut connection, &format!("delivery {}", bench.topup)).await;
     let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
     let mark = "<span class=\"badge note\">changed nothing</span>";
     assert_eq!(order.matches(mark).count(), 1, "{order}");
