@@ -29,7 +29,7 @@ async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() 
         );
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
     }
-    let looked_up = bench.calls(&["call=\"find\"", "outcome=\"found\""]).await;
+    let looked_up = bench.calls(&["call=\"look_up\"", "outcome=\"found\""]).await;
     assert!((looked_up - 3.0).abs() < 0.1, "{looked_up}");
 }
 
@@ -41,7 +41,7 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 3));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let not_found = bench
-        .calls(&["call=\"find\"", "outcome=\"not_found\""])
+        .calls(&["call=\"look_up\"", "outcome=\"not_found\""])
         .await;
     assert!(
         not_found >= 4.0,
@@ -59,7 +59,7 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
         wait::soon("another look", async || {
             bench.due_now(id).await;
             let found = bench
-                .calls(&["call=\"find\"", "outcome=\"not_found\""])
+                .calls(&["call=\"look_up\"", "outcome=\"not_found\""])
                 .await;
             Ok((found >= f64::from(looks)).then_some(()))
         })

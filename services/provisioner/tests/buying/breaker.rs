@@ -69,11 +69,11 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         Ok((consumer.num_pending == 0).then_some(()))
     })
     .await;
-    let before = bench.calls(&["call=\"place\""]).await;
+    let before = bench.calls(&["call=\"purchase\""]).await;
     // Several looks at due work claim nothing, and ingress is told nothing.
     two_seconds().await;
     assert!(heartbeats.next().now_or_never().is_none());
-    assert!((bench.calls(&["call=\"place\""]).await - before).abs() < 0.1);
+    assert!((bench.calls(&["call=\"purchase\""]).await - before).abs() < 0.1);
     for id in &kept {
         let stored = bench.look(*id).await;
         assert_eq!(
