@@ -37,7 +37,7 @@ use crate::{
     partner_file::CoverageRule,
     refused,
     rotate::{self, Rotate},
-    terms::{MOST_LIMIT, check_scheme, describe, name, state, vault},
+    terms::{MOST_LIMIT, check_scheme, check_vault, describe, name, state, vault},
     webhook_url::WebhookUrlParser,
 };
 
@@ -348,8 +348,9 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
 
 async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()> {
     check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
+    let vault = vault(&new.master_key)?;
     let mut connection = console.connect().await?;
-    let vault = vault(&new.master_key, &mut connection, "nothing was created").await?;
+    check_vault(&vault, &mut connection, "nothing was created").await?;
     // Several accounts may have one name, but who runs the command twice rarely wants two.
     let mut same_name = with_name(&mut connection, &new.name).await?;
     same_name.retain(|one| one.environment == new.environment.as_str());

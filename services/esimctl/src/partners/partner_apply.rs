@@ -40,7 +40,7 @@ use crate::{
     partner_plan::{Steps, compare, names},
     plan::Plan,
     secret_file,
-    terms::vault,
+    terms::{check_vault, vault},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -162,7 +162,9 @@ async fn apply(
         nothing()
     );
     let vault = if makes_secrets {
-        Some(vault(&asked.master_key, transaction, "nothing was changed").await?)
+        let vault = vault(&asked.master_key)?;
+        check_vault(&vault, transaction, "nothing was changed").await?;
+        Some(vault)
     } else {
         None
     };

@@ -32,7 +32,7 @@ use crate::{
     console::Console,
     lookup::{PartnerArgs, find},
     output::{cells, printable, properties, utc},
-    terms::vault,
+    terms::{check_vault, vault},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -213,8 +213,9 @@ async fn prepare(
             "nothing was changed: `--keep-old` keeps the old values and `--overlap 0` ends them at once; choose one"
         );
     }
+    let vault = vault(&rotate.master_key)?;
     let mut connection = console.connect().await?;
-    let vault = vault(&rotate.master_key, &mut connection, "nothing was changed").await?;
+    check_vault(&vault, &mut connection, "nothing was changed").await?;
     let partner = find(&mut connection, &rotate.which.partner).await?;
     Ok((connection, vault, partner))
 }

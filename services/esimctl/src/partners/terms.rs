@@ -28,19 +28,23 @@ pub fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What seals the keys and secrets of partners, if its master keys are those of the services.
-/// `nothing` begins the error, such as "nothing was changed".
-pub async fn vault(
-    master_key: &MasterKeyConfig,
+/// What seals the keys and secrets of partners. A command reads it before it connects, so that a wrong
+/// setting is told as such.
+pub fn vault(master_key: &MasterKeyConfig) -> anyhow::Result<Vault> {
+    Ok(master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?)
+}
+
+/// Refuses master keys that are not those of the services. `nothing` begins the error, such as "nothing
+/// was changed".
+pub async fn check_vault(
+    vault: &Vault,
     connection: &mut PgConnection,
     nothing: &str,
-) -> anyhow::Result<Vault> {
-    let vault = master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
-    let checked = partners::check_master_key(connection, &vault).await;
+) -> anyhow::Result<()> {
+    let checked = partners::check_master_key(connection, vault).await;
     checked.with_context(|| {
         format!("{nothing}, because this is not the master key of the services: use the same master keys as they do")
-    })?;
-    Ok(vault)
+    })
 }
 
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
