@@ -17,6 +17,8 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
 - two files declare a type of the same name that other files can name (`pub`, `pub(crate)`, `pub(super)`): whoever
   reads or searches the name would find several meanings. Types that are private to a file need no such name, and
   house.toml lists the few names that each program has;
+- a comment is wider than 100 columns, but for tables, drawings in code blocks, and what a published document repeats
+  with its line ends (docs/*.json);
 - docs/architecture.md or CONTRIBUTING.md names a file that is not there, or, beside it in a table, a function or
   another name that the file has not; or CONTRIBUTING.md names a test that is not there;
 - a fault that house.toml lists as known is gone. So that list can only shrink.
@@ -26,6 +28,7 @@ defines the item, and to the file that passes it on, unless that is a module abo
 not count. tests/shell/test_house.py shows that each rule can fail.
 """
 
+import json
 import re
 import sys
 import tomllib
@@ -314,6 +317,25 @@ def recipes(root):
                     yield f"CONTRIBUTING.md names {name}, which {' and '.join(files)} has not"
 
 
+def wide_comments(root):
+    """The lines of comments over 100 columns."""
+    published = "".join(file.read_text() for file in sorted((root / "docs").glob("*.json")))
+    for part in ("libs", "services", "tests"):
+        for file in sorted((root / part).rglob("*.rs")):
+            if file.is_symlink() or "target" in file.relative_to(root).parts:
+                continue
+            in_block = False
+            for number, line in enumerate(file.read_text().split("\n"), 1):
+                text = re.match(r"\s*//[/!]? ?(.*)", line)
+                if text is None:
+                    in_block = False
+                elif text.group(1).startswith("```"):
+                    in_block = not in_block
+                elif len(line) > 100 and not in_block and not text.group(1).startswith("|"):
+                    if json.dumps(text.group(1), ensure_ascii=False)[1:-1] not in published:
+                        yield f"a comment has {len(line)} columns instead of 100: {file.relative_to(root)} (line {number})"
+
+
 def inside(path):
     """The file, or the text files of the folder."""
     if path.is_file():
@@ -428,7 +450,7 @@ def check(root):
             faults.append(f"{kind}: {one}{line}")
         for one in sorted(listed - found):
             faults.append(f"house.toml lists what is gone: {one}")
-    return faults + list(path_in_the_code(root)) + list(recipes(root))
+    return faults + list(wide_comments(root)) + list(path_in_the_code(root)) + list(recipes(root))
 
 
 if __name__ == "__main__":

@@ -162,6 +162,15 @@ class House(unittest.TestCase):
             self.finds({"libs/roof/src/low.rs": f"fn low() {{\n    {begin};\n}}\n"}, "begins at the door", "low.rs")
         self.assertEqual(self.faults({"libs/roof/src/low.rs": "fn low() {\n    resends::begin(1);\n}\n"}), [])
 
+    def test_a_wide_comment(self):
+        words = "word " * 19
+        for wide in (f"// {words}wider", f"    /// {words}w", f"//! {words}wide"):
+            self.finds({"libs/roof/src/right.rs": f"pub fn right() {{}}\n{wide}\n"}, "columns instead of 100: libs/roof/src/right.rs (line 2)")
+            document = {"docs/openapi.json": f'{{"description": "One.\\n{wide.lstrip("/! ")}"}}'}
+            self.assertEqual(self.faults({"libs/roof/src/right.rs": f"{wide}\n"} | document), [])
+        for fine in (f"// {words}w", f"//! | {words}wider |", f"/// ```text\n/// {words}wider\n/// ```", f'let text = "{words}wider";'):
+            self.assertEqual(self.faults({"libs/roof/src/right.rs": f"{fine}\n"}), [])
+
     def test_what_the_architecture_names(self):
         row = "| a step | `libs/roof/src/left.rs` | `left` |\n"
         self.assertEqual(self.faults({"docs/architecture.md": row}), [])

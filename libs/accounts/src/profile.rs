@@ -116,8 +116,8 @@ impl Profile {
 pub async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     // The newest profiles are among the newest eSIMs, which have the largest topup ids. Only 1,000
     // of them are read, because profiles may be missing or erased and the statement runs at each
-    // start. What sorts behind the digits is no topup id, and one such row must not keep every stage
-    // from starting.
+    // start. What sorts behind the digits is no topup id, and one such row must not keep every
+    // stage from starting.
     let query = sqlx::query!(
         r#"SELECT topup_id, profile AS "profile!"
            FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000) newest

@@ -7,8 +7,8 @@
 //! that was read, so a change by another session is never overwritten. Such values are left for the
 //! next pass. Once [`left`] is 0, the old keys can be removed.
 //!
-//! It relies on a vault that holds all three kinds of keys, the old ones included. The statements are
-//! made from the list, whose names are constants.
+//! It relies on a vault that holds all three kinds of keys, the old ones included. The statements
+//! are made from the list, whose names are constants.
 
 use std::collections::BTreeMap;
 
@@ -155,7 +155,8 @@ pub fn columns() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// The number of stored values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct KeyUsage {
-    /// Partners' secret keys, and the secrets and headers of their endpoints; old ones are among them.
+    /// Partners' secret keys, and the secrets and headers of their endpoints; old ones are among
+    /// them.
     pub partner_secrets: u64,
     /// What belongs to endpoints among them.
     pub webhook_secrets: u64,
@@ -255,7 +256,8 @@ async fn walk(
             }
             if let Some(vault) = vault {
                 let anew = sealed.reseal_all(vault, &values, &mut pass);
-                // A row is written once by a statement, so the values of a list are written one by one.
+                // A row is written once by a statement, so the values of a list are written one by
+                // one.
                 let at_once = if sealed.form == Form::List { 1 } else { PAGE };
                 for batch in anew.chunks(at_once) {
                     pass.reencrypted += sealed.write(connection, batch).await?;
@@ -347,7 +349,8 @@ impl Sealed {
             let Some(was) = &value.sealed else { continue };
             match (self.reseal)(vault, &value.ids, was) {
                 Ok(sealed) => {
-                    // Two rows of one page must not get one digest, because the statement would fail.
+                    // Two rows of one page must not get one digest, because the statement would
+                    // fail.
                     let digest = self.digest(vault, &value.ids, &sealed).filter(|digest| {
                         !all.iter().any(|one| one.digest.as_ref() == Some(digest))
                     });

@@ -1,13 +1,13 @@
 //! A profile that an operator enters by hand (`esimctl placement enter`), because the provider has
 //! sent it in a form that no program can read, or by another way.
 //!
-//! The profile is sealed and its webhook created in the transaction that records who entered it. The
-//! same unique indexes guard it as a profile that a provider has sent, so an eSIM that another
+//! The profile is sealed and its webhook created in the transaction that records who entered it.
+//! The same unique indexes guard it as a profile that a provider has sent, so an eSIM that another
 //! partner has cannot be entered.
 //!
-//! A look at the provider that is under way meanwhile may park the placement once more, because it has
-//! read the units before. Its units are ready all the same, and `esimctl placement resolve --bought`
-//! ends that.
+//! A look at the provider that is under way meanwhile may park the placement once more, because it
+//! has read the units before. Its units are ready all the same, and
+//! `esimctl placement resolve --bought` ends that.
 
 use accounts::profile::Profile;
 use domain::{
@@ -107,8 +107,8 @@ async fn read(
     query.fetch_optional(connection).await
 }
 
-/// Makes a bought unit ready with this profile, and creates its webhook. If it was the last one that
-/// its placement waited for, the placement is no longer parked.
+/// Makes a bought unit ready with this profile, and creates its webhook. If it was the last one
+/// that its placement waited for, the placement is no longer parked.
 pub async fn enter(
     connection: &mut PgConnection,
     vault: &Vault,

@@ -12,9 +12,9 @@
 //! purchases are in this file, and the one for outcomes that bought nothing is in the module
 //! `moves`.
 //!
-//! A new outcome that buys nothing needs a variant of [`AttemptOutcome`], a kind in `moves`, and its
-//! transition both in the statement there and in [`domain::placement`]. The test `machine` compares
-//! these two in every state.
+//! A new outcome that buys nothing needs a variant of [`AttemptOutcome`], a kind in `moves`, and
+//! its transition both in the statement there and in [`domain::placement`]. The test `machine`
+//! compares these two in every state.
 
 mod complete;
 mod moves;
@@ -40,8 +40,8 @@ use crate::history::{self, Note};
 /// The common outcomes are committed first and by themselves. After a conflict only the part that
 /// lost it is repeated. After any other error the caller repeats the whole batch. The common part
 /// then finds its placements settled already, and the general statement returns the deliveries that
-/// the first writing has made, so that they are announced. If the first writing is still at work then,
-/// it does not see them, and the sweep finds them when their first lease ends.
+/// the first writing has made, so that they are announced. If the first writing is still at work
+/// then, it does not see them, and the sweep finds them when their first lease ends.
 pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
@@ -129,8 +129,8 @@ fn take_over(
 /// Other purchases may take further statements as well: one parks a purchase that nobody expected,
 /// and a second settlement of the same placement has a round of its own. They need no larger
 /// transaction, because each statement leaves every row in a state that the machine allows, writes
-/// what the history has to tell of it itself, and says the same again when it is repeated. If the process
-/// dies in between, readiness events are missing, and the sweep finds their deliveries.
+/// what the history has to tell of it itself, and says the same again when it is repeated. If the
+/// process dies in between, readiness events are missing, and the sweep finds their deliveries.
 fn needs_no_transaction(settlement: &PlacementSettlement) -> bool {
     let has_not_failed = |unit: &SettledUnit| !matches!(unit.progress, Progress::Failed(_));
     matches!(&settlement.outcome, AttemptOutcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))

@@ -1,5 +1,5 @@
-//! What the console needs below its pages: operators who sign in, the search, the story of an order,
-//! what needs a person, and figures.
+//! What the console needs below its pages: operators who sign in, the search, the story of an
+//! order, what needs a person, and figures.
 
 use std::time::Duration;
 

@@ -416,8 +416,8 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     assert!(matches!(unknown, Err(NotErased::Unknown(_))));
 }
 
-/// What stays filled when an order is erased, because it holds nothing that somebody has written: ids,
-/// times, numbers and flags.
+/// What stays filled when an order is erased, because it holds nothing that somebody has written:
+/// ids, times, numbers and flags.
 const KEPT_TYPES: [&str; 5] = [
     "uuid",
     "timestamp with time zone",
@@ -425,8 +425,8 @@ const KEPT_TYPES: [&str; 5] = [
     "bigint",
     "boolean",
 ];
-/// The columns of other types that stay filled, each with the reason. All others of these tables must
-/// be NULL afterwards.
+/// The columns of other types that stay filled, each with the reason. All others of these tables
+/// must be NULL afterwards.
 const KEPT: [(&str, &str, &str); 13] = testkit::rows! {
     "orders", "external_order_id" => "The partner must not use the id for a second order.";
     "placements", "provider" => "It shows where a late purchase belongs.";

@@ -257,8 +257,8 @@ async fn an_order_is_found_by_each_of_its_ids() {
         .fails(1, r#"no order "o-2""#);
 }
 
-/// The columns of an order and its parts that `order show` does not print under their own name, each
-/// with the reason.
+/// The columns of an order and its parts that `order show` does not print under their own name,
+/// each with the reason.
 const NOT_SHOWN: [(&str, &str, &str); 20] = testkit::rows! {
     "orders", "refused_at" => "printed as `refused`";
     "orders", "cancelled_at" => "a cancelled order is printed as refused";

@@ -3,8 +3,8 @@
 //! Every call is a `POST`, and every response has status 200; an error is a code in the body. A
 //! purchase is answered with the provider's own order number, and its profiles are asked for by
 //! that number. If the response to a purchase is lost, there is no number, and the protocol has no
-//! look-up by our id. Then [`search`] looks for our id among the eSIMs that were made around the time
-//! of the attempt. A search proves no absence, so such a purchase is never sent again
+//! look-up by our id. Then [`search`] looks for our id among the eSIMs that were made around the
+//! time of the attempt. A search proves no absence, so such a purchase is never sent again
 //! ([`LookUp::Search`]).
 //!
 //! The failure table is [`outcome`]. A code that it does not name leaves the outcome unknown.

@@ -41,9 +41,9 @@ const DATE: StaticFormatDescription = format_description!(
     "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
 );
 
-/// The longest time for which connections are used. A provider that moves to another address changes
-/// its DNS record; a connection that was kept for ever would never notice. The system's resolver does
-/// not tell the TTL of a record, so the time is short.
+/// The longest time for which connections are used. A provider that moves to another address
+/// changes its DNS record; a connection that was kept for ever would never notice. The system's
+/// resolver does not tell the TTL of a record, so the time is short.
 const CONNECTIONS: Duration = Duration::from_mins(1);
 
 /// The HTTP interface of a provider.
@@ -154,15 +154,15 @@ impl Http {
         })
     }
 
-    /// Waits for the turn of one more call under `PROVIDER_RATE`. [`crate::calls`] has waited for the
-    /// turn of the first call of an operation. An adapter that needs further ones, for example for
-    /// the next page of a list, calls this before each of them.
+    /// Waits for the turn of one more call under `PROVIDER_RATE`. [`crate::calls`] has waited for
+    /// the turn of the first call of an operation. An adapter that needs further ones, for example
+    /// for the next page of a list, calls this before each of them.
     pub(super) async fn turn(&self) {
         self.rate.turn().await;
     }
 
-    /// The client, with new connections if the old ones have been used for long enough. A call that is
-    /// on its way on an old connection ends there.
+    /// The client, with new connections if the old ones have been used for long enough. A call that
+    /// is on its way on an old connection ends there.
     fn client(&self) -> Client {
         let mut current = lock(&self.client);
         if current.1.elapsed() >= self.connections_last {

@@ -72,8 +72,8 @@ pub struct Capabilities {
     pub cancel: bool,
     /// A delivered eSIM that nobody has installed can be given back.
     pub give_back: bool,
-    /// The provider shows what became of an eSIM: how much of its data is used, and, if it takes eSIMs
-    /// back, whether this one is installed or given back.
+    /// The provider shows what became of an eSIM: how much of its data is used, and, if it takes
+    /// eSIMs back, whether this one is installed or given back.
     pub usage: bool,
     /// The provider shows how much money is left in our account.
     pub balance: bool,
@@ -102,8 +102,8 @@ pub struct Purchase {
     pub placement_id: PlacementId,
     /// The provider's option ids, each with the number of units.
     pub items: Vec<(String, usize)>,
-    /// The time until which it may be sent. An adapter that needs other calls before it, for example
-    /// for a token, checks the time again after them.
+    /// The time until which it may be sent. An adapter that needs other calls before it, for
+    /// example for a token, checks the time again after them.
     pub send_by: Moment,
 }
 
@@ -348,8 +348,8 @@ impl UnitFields {
 }
 
 impl ProviderUnitState {
-    /// The state of a unit whose profile has arrived. A fault is logged, because it needs the provider
-    /// or an operator.
+    /// The state of a unit whose profile has arrived. A fault is logged, because it needs the
+    /// provider or an operator.
     pub(super) fn read(unit_id: &ProviderId, state: Result<Self, ProfileFault>) -> Self {
         state.unwrap_or_else(|fault| {
             tracing::error!(
@@ -411,8 +411,8 @@ pub enum GiveBackResponse {
     /// The provider has the eSIM back.
     Returned,
     /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
-    /// response "it was given back before" is no refusal but [`Trouble::Unknown`], and a look at the
-    /// eSIM settles it.
+    /// response "it was given back before" is no refusal but [`Trouble::Unknown`], and a look at
+    /// the eSIM settles it.
     Refused(String),
 }
 
@@ -441,8 +441,8 @@ pub trait Provider: Send + Sync + 'static {
         &'a self,
         look_up: &'a LookUpRequest,
     ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>>;
-    /// Whether the adapter itself takes the turns of its look-ups, because one call may answer several
-    /// of them.
+    /// Whether the adapter itself takes the turns of its look-ups, because one call may answer
+    /// several of them.
     fn paces_look_ups(&self) -> bool {
         false
     }
@@ -485,8 +485,8 @@ pub trait Provider: Send + Sync + 'static {
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
-    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are declared,
-    /// because an outcome that is unknown is settled by looks at the eSIM.
+    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are
+    /// declared, because an outcome that is unknown is settled by looks at the eSIM.
     fn give_back<'a>(
         &'a self,
         _esim: &'a DeliveredEsim,

@@ -28,11 +28,11 @@ use crate::{
     providers::{BoughtUnits, LookUp, ProviderUnitState, Trouble},
 };
 
-/// How long after its purchase a unit may have an unreadable profile before its placement is parked.
-/// Until then the provider may still be writing it.
+/// How long after its purchase a unit may have an unreadable profile before its placement is
+/// parked. Until then the provider may still be writing it.
 const UNREADABLE_AFTER: Duration = Duration::from_mins(1);
-/// The maximum number of settlements in one commit, which bounds how long its transaction holds locks. Larger ones
-/// cost as much for each item.
+/// The maximum number of settlements in one commit, which bounds how long its transaction holds
+/// locks. Larger ones cost as much for each item.
 const BATCH: usize = 256;
 /// How many outcomes in a row must have been unknown before a placement is parked. Its age alone
 /// does not park it, because after an outage of the provider every placement is old.
@@ -107,10 +107,10 @@ impl ProviderContext {
         AttemptOutcome::Parked { reason }
     }
 
-    /// Settles a purchase with what the provider returned. Each ready unit gets its
-    /// encrypted profile and a delivery in the same commit. If units are still missing, another
-    /// collect follows, and if they are overdue, the placement is parked for the reason `late`. One
-    /// whose profile has arrived and cannot be read is parked sooner, because an operator can enter it.
+    /// Settles a purchase with what the provider returned. Each ready unit gets its encrypted
+    /// profile and a delivery in the same commit. If units are still missing, another collect
+    /// follows, and if they are overdue, the placement is parked for the reason `late`. One whose
+    /// profile has arrived and cannot be read is parked sooner, because an operator can enter it.
     /// `since_order` is the age of the order, and `announced` says whether readiness events will
     /// announce the deliveries.
     pub(crate) async fn settle_bought(
@@ -335,7 +335,8 @@ impl ProviderContext {
                 "the rejected placement goes to the next provider of its option"
             );
         } else if !settled.moved && matches!(outcome, AttemptOutcome::Bought { .. }) {
-            // A stored placement takes every purchase, unless an operator already has to resolve it.
+            // A stored placement takes every purchase, unless an operator already has to resolve
+            // it.
             tracing::warn!(
                 placement.id = %placement,
                 order.id = %order,

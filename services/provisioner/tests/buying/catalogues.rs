@@ -1,5 +1,5 @@
-//! The lists of products and of purchases: each field with values that a provider should not send. A
-//! product with one is refused by its name, and a list whose shape is wrong is not used at all,
+//! The lists of products and of purchases: each field with values that a provider should not send.
+//! A product with one is refused by its name, and a list whose shape is wrong is not used at all,
 //! because a list with a hole would look as if something were gone.
 
 use std::{sync::Arc, time::Duration};
@@ -72,8 +72,8 @@ fn with(object: &Value, field: &str, value: &Value) -> Value {
     object
 }
 
-/// The rows of a file: a field, its value as JSON (null removes the field), and what is expected, where
-/// `good` stands for what the unchanged object leads to.
+/// The rows of a file: a field, its value as JSON (null removes the field), and what is expected,
+/// where `good` stands for what the unchanged object leads to.
 fn rows<'a>(text: &'a str, good: &'a str) -> impl Iterator<Item = (&'a str, Value, &'a str)> {
     text.lines().map(move |line| {
         let (changed, expected) = line.rsplit_once(" => ").unwrap();

@@ -7,10 +7,11 @@
 //! a unit is ready once its eSIM has `ready_at`, and `topups.state` only says `pending` or
 //! `failed`.
 //!
-//! If all of these purchases come again by a look-up, the commit returns before the disk has it, unless
-//! commits wait for a standby. A crash of the server may then lose the settlements. The claims before
-//! them are flushed, so each placement is `placing` with its attempt, and the look-up brings the same
-//! eSIMs. A webhook that was sent meanwhile is repeated with the same id and the same body.
+//! If all of these purchases come again by a look-up, the commit returns before the disk has it,
+//! unless commits wait for a standby. A crash of the server may then lose the settlements. The
+//! claims before them are flushed, so each placement is `placing` with its attempt, and the look-up
+//! brings the same eSIMs. A webhook that was sent meanwhile is repeated with the same id and the
+//! same body.
 //!
 //! `settle` of the parent module calls it first. A placement that it does not move, for example
 //! because another process has settled it in the meantime, is left to the general statements there.
@@ -41,8 +42,8 @@ pub(super) async fn settle(
     }
     let mut remaining = Vec::new();
     for (index, settlement) in settlements.iter().enumerate() {
-        // Another settlement of the same placement in this batch must not take its deliveries, so the
-        // placement's id alone does not decide.
+        // Another settlement of the same placement in this batch must not take its deliveries, so
+        // the placement's id alone does not decide.
         let change = if is_complete_and_fresh(settlement) {
             changes.remove(&settlement.placement_id)
         } else {
@@ -106,10 +107,10 @@ struct CompletePurchases {
     come_again: Vec<bool>,
 }
 
-/// Whether a look-up would bring the same settlement again, so that it may be lost. It must prove the
-/// purchase, and bring the same eSIM for each unit. It may not, if the provider lists more units than were
-/// ordered: the units are assigned in the order of their ids, and another one could come first the next
-/// time.
+/// Whether a look-up would bring the same settlement again, so that it may be lost. It must prove
+/// the purchase, and bring the same eSIM for each unit. It may not, if the provider lists more
+/// units than were ordered: the units are assigned in the order of their ids, and another one could
+/// come first the next time.
 fn comes_again(known: &KnownColumns, listed: usize) -> bool {
     let ordered = known.options.len();
     known.is_proved_by_look_up && listed == ordered

@@ -1,4 +1,5 @@
-//! The calls of the protocol: how a request is signed and sent, and what the code of an error means.
+//! The calls of the protocol: how a request is signed and sent, and what the code of an error
+//! means.
 
 use std::time::Duration;
 
@@ -157,8 +158,8 @@ impl Client {
     }
 }
 
-/// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
-/// them by the number of the order.
+/// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect
+/// brings them by the number of the order.
 pub(super) fn found(ours: Vec<EsimAccessEsim>) -> Result<LookUpResponse, Trouble> {
     let number = ours.iter().find_map(|one| one.order_no.clone());
     Ok(LookUpResponse::Found(BoughtUnits {

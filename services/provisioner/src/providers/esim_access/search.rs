@@ -1,15 +1,16 @@
-//! The search for a purchase by the time of its attempt, because eSIM Access has no look-up by our id.
+//! The search for a purchase by the time of its attempt, because eSIM Access has no look-up by our
+//! id.
 //!
-//! A busy account makes thousands of eSIMs within the time in which a purchase may have arrived, each
-//! page of them costs a call, and after an outage hundreds of purchases are searched at once. So the
-//! time is cut into slots. What was made in a slot is read once for all purchases that ask within
-//! [`FRESH`], or within [`KEPT`] if nothing can arrive in it any more, and a search reads the slots from
-//! the attempt outward, until it has found the purchase. Only the calls take turns under
-//! `PROVIDER_RATE`. So what searches cost depends on the length of an outage, and hardly on the number
-//! of its purchases.
+//! A busy account makes thousands of eSIMs within the time in which a purchase may have arrived,
+//! each page of them costs a call, and after an outage hundreds of purchases are searched at once.
+//! So the time is cut into slots. What was made in a slot is read once for all purchases that ask
+//! within [`FRESH`], or within [`KEPT`] if nothing can arrive in it any more, and a search reads
+//! the slots from the attempt outward, until it has found the purchase. Only the calls take turns
+//! under `PROVIDER_RATE`. So what searches cost depends on the length of an outage, and hardly on
+//! the number of its purchases.
 //!
-//! A search that finds nothing proves nothing, so it does no harm that an answer is a little old, or
-//! that a slot with very many eSIMs is not read to its end.
+//! A search that finds nothing proves nothing, so it does no harm that an answer is a little old,
+//! or that a slot with very many eSIMs is not read to its end.
 
 use std::{
     collections::HashMap,
@@ -34,8 +35,8 @@ const PAGES: u32 = 24;
 const FRESH: Duration = Duration::from_secs(2);
 /// How long it serves them if the slot is so old that purchases can no longer arrive in it.
 const KEPT: Duration = Duration::from_mins(1);
-/// A search begins with the slots from this long before the attempt until this long after now. Nearly
-/// every purchase is there, because the clocks are seldom seconds apart.
+/// A search begins with the slots from this long before the attempt until this long after now.
+/// Nearly every purchase is there, because the clocks are seldom seconds apart.
 const NEAR: Duration = Duration::from_secs(5);
 /// A search first reads the slots until this long after the attempt. The reference (April 2026)
 /// does not say by which time it selects, and the eSIMs of a purchase are made up to 30 s after it.
@@ -80,7 +81,8 @@ fn slots(look_up: &LookUpRequest, now: OffsetDateTime) -> Vec<i64> {
     let middle = of(attempted);
     let is_wide = look_up.attempt_age >= WIDE_FROM;
     let mut all: Vec<i64> = if is_wide { wide } else { near.clone() }.collect();
-    // The near ones first, and of each kind the nearest first; a purchase is later than its attempt.
+    // The near ones first, and of each kind the nearest first; a purchase is later than its
+    // attempt.
     all.sort_by_key(|slot| (!near.contains(slot), (slot - middle).abs(), *slot < middle));
     all
 }
@@ -157,8 +159,8 @@ async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
     Ok(Arc::new(made))
 }
 
-/// The failure of another search's call. It counts towards the breaker once, and not for each search
-/// that has waited for it.
+/// The failure of another search's call. It counts towards the breaker once, and not for each
+/// search that has waited for it.
 fn shared(trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::NotSent(reason) | Trouble::Denied(reason) => {
