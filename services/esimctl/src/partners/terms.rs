@@ -28,14 +28,14 @@ pub fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What seals the keys and secrets of partners. A command reads it before it connects, so that a wrong
-/// setting is told as such.
+/// What seals the keys and secrets of partners. A command reads it before it connects, so that a
+/// wrong setting is told as such.
 pub fn vault(master_key: &MasterKeyConfig) -> anyhow::Result<Vault> {
     Ok(master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?)
 }
 
-/// Refuses master keys that are not those of the services. `nothing` begins the error, such as "nothing
-/// was changed".
+/// Refuses master keys that are not those of the services. `nothing` begins the error, such as
+/// "nothing was changed".
 pub async fn check_vault(
     vault: &Vault,
     connection: &mut PgConnection,

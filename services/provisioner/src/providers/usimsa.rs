@@ -273,8 +273,9 @@ impl Provider for Usimsa {
             },
             callbacks: true,
             cancel: true,
-            // Clients cancel delivered eSIMs at USIMSA, too. But what became of an eSIM is asked for
-            // by paths on which they differ, and without a look no unknown outcome could be settled.
+            // Clients cancel delivered eSIMs at USIMSA, too. But what became of an eSIM is asked
+            // for by paths on which they differ, and without a look no unknown outcome could be
+            // settled.
             give_back: is_sandbox,
             usage: is_sandbox,
             balance: false,
