@@ -10,7 +10,7 @@
 //! [`crate::orders::status`], whose lock is written to the log.
 
 use pg::Result;
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 
 /// Something that was read, and that a crash of the server may still undo.
 #[derive(Debug)]
@@ -44,7 +44,14 @@ impl<T> Unflushed<T> {
     /// written nothing is not flushed. It waits for this server's disk only, so that orders can be
     /// looked up while a standby that commits wait for is gone. Where they wait for one, the commit
     /// that was read has waited, too.
+    ///
+    /// A transaction that writes needs no flush of what it reads, and is refused here: its commit
+    /// would not wait for a standby either.
     pub async fn after_flush(self, connection: &mut PgConnection) -> Result<T> {
+        if connection.is_in_transaction() {
+            let refused = "what was read in a transaction is told after its end";
+            return Err(sqlx::Error::InvalidArgument(refused.into()).into());
+        }
         let statement = sqlx::query!(
             "SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
                      THEN concat(set_config('synchronous_commit', 'local', true),

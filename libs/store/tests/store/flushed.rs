@@ -7,7 +7,7 @@ use desk::operator::{
     looking::ListPatience, order_list, orders as shown, placements as listed, search,
 };
 use domain::{PartnerId, PlacementId};
-use pg::schema;
+use pg::{TransactionEnd, schema, transaction};
 use sqlx::{Connection, PgConnection};
 use store::Unflushed;
 use store::{
@@ -18,7 +18,9 @@ use store::{
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
 
-use crate::bench::{LEASE, PROVIDER, Told as _, bought, fresh, order, placement, ready, topups};
+use crate::bench::{
+    Bench, LEASE, PROVIDER, Told as _, bought, fresh, order, placement, ready, topups,
+};
 
 /// A server that flushes nothing by itself for ten seconds after its start.
 struct Server {
@@ -399,4 +401,22 @@ async fn a_settlement_survives_the_loss_of_the_primary() {
     standby.promote().await.unwrap();
     let mut connection = PgConnection::connect(standby.url()).await.unwrap();
     assert_eq!(stored(&mut connection, id).await.0, "placed");
+}
+
+/// The flush of what was read would make the commit of the transaction wait for no standby.
+#[tokio::test]
+async fn what_a_transaction_has_read_is_not_flushed_in_it() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let told = transaction!(
+        &mut connection,
+        "a test",
+        |transaction| -> Result<(), pg::Error> {
+            let write = "INSERT INTO providers (name) VALUES ('one')";
+            sqlx::query(write).execute(&mut **transaction).await?;
+            Unflushed::of(()).after_flush(transaction).await?;
+            Ok(TransactionEnd::Commit(()))
+        }
+    );
+    assert!(told.unwrap_err().to_string().contains("in a transaction"));
 }
