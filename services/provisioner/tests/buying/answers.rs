@@ -29,7 +29,9 @@ async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() 
         );
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
     }
-    let looked_up = bench.calls(&["call=\"look_up\"", "outcome=\"found\""]).await;
+    let looked_up = bench
+        .calls(&["call=\"look_up\"", "outcome=\"found\""])
+        .await;
     assert!((looked_up - 3.0).abs() < 0.1, "{looked_up}");
 }
 
