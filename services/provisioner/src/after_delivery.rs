@@ -293,7 +293,7 @@ impl ProviderContext {
                 self.end(claimed, event, GiveBackReason::Refused, Some(said))
                     .await
             }
-            Some(Err(Trouble::Unknown(reason))) => {
+            Some(Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason))) => {
                 tracing::warn!(
                     topup.id = %claimed.topup_id,
                     provider.name = self.calls.name,

@@ -66,7 +66,9 @@ impl Calls {
         let result = match &response {
             Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
-            Err(Trouble::Unknown(reason)) => PurchaseResult::Unknown(reason),
+            Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason)) => {
+                PurchaseResult::Unknown(reason)
+            }
             Err(Trouble::Denied(_) | Trouble::Busy { .. }) => PurchaseResult::Inconclusive,
         };
         begun.end(result, Instant::now());
@@ -222,8 +224,8 @@ enum Part<'a> {
     Lane(&'a Arc<str>),
     /// The look-up of purchases.
     LookUp,
-    /// The search for purchases. A provider that does not understand ours sells all the same, so a
-    /// search that fails does not open the breaker.
+    /// The search for purchases. A provider that responds to ours with an error sells all the same,
+    /// so such a search does not count for the breaker. One without any response does.
     Search,
 }
 
@@ -233,9 +235,11 @@ async fn within<T>(
     end: Instant,
     operation: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {
-    timeout_at(end.into(), operation)
-        .await
-        .unwrap_or_else(|_| Err(Trouble::Unknown("it took too long and was given up".into())))
+    timeout_at(end.into(), operation).await.unwrap_or_else(|_| {
+        Err(Trouble::NoResponse(
+            "it took too long and was given up".into(),
+        ))
+    })
 }
 
 fn found(response: &LookUpResponse) -> &'static str {
@@ -367,7 +371,7 @@ mod tests {
         let end = began + Duration::from_secs(30);
         let endless = std::future::pending::<Result<(), Trouble>>();
         let given_up = within(end, endless).await;
-        assert!(matches!(given_up, Err(Trouble::Unknown(_))));
+        assert!(matches!(given_up, Err(Trouble::NoResponse(_))));
         assert_eq!(within(end, async { Ok(7) }).await, Ok(7));
     }
 }

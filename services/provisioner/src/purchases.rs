@@ -359,10 +359,13 @@ impl ProviderContext {
         );
         let verdict = match trouble {
             Trouble::NotSent(_) => Verdict::NotSent,
-            Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,
+            Trouble::Unknown(_)
+            | Trouble::NoResponse(_)
+            | Trouble::Denied(_)
+            | Trouble::Busy { .. } => Verdict::UnderWay,
         };
         let outcome = match trouble {
-            Trouble::Unknown(_) => AttemptOutcome::Unknown {
+            Trouble::Unknown(_) | Trouble::NoResponse(_) => AttemptOutcome::Unknown {
                 look_in: placement::next_look(Duration::ZERO),
                 reason,
             },

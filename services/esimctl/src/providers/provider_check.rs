@@ -143,5 +143,6 @@ pub fn describe(trouble: &Trouble) -> String {
         Trouble::NotSent(_) => format!("the provider is not reached; check its URL: {reason}"),
         Trouble::Busy { .. } => format!("the provider is busy; try again later: {reason}"),
         Trouble::Unknown(_) => format!("the response is not understood: {reason}"),
+        Trouble::NoResponse(_) => format!("no whole response came: {reason}"),
     }
 }

@@ -305,7 +305,7 @@ async fn read(mut response: Response, most: usize, setting: &str) -> Result<Vec<
     while let Some(chunk) = response
         .chunk()
         .await
-        .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
+        .map_err(|error| Trouble::NoResponse(describe(&error.without_url())))?
     {
         if chunk.len() > most - body.len() {
             return Err(too_large());
@@ -338,7 +338,7 @@ fn failure(error: reqwest::Error) -> Trouble {
     if error.is_connect() || error.is_builder() {
         Trouble::NotSent(reason)
     } else {
-        Trouble::Unknown(reason)
+        Trouble::NoResponse(reason)
     }
 }
 

@@ -199,6 +199,10 @@ pub enum Trouble {
     NotSent(String),
     /// The outcome is unknown: the request may have been carried out.
     Unknown(String),
+    /// No whole response came, so the outcome is unknown, too. Where the provider has responded,
+    /// even with what nobody understands, it is [`Trouble::Unknown`].
+    #[strum(serialize = "unknown")]
+    NoResponse(String),
 }
 
 impl Trouble {
@@ -207,7 +211,8 @@ impl Trouble {
             Self::Denied(reason)
             | Self::Busy { reason, .. }
             | Self::NotSent(reason)
-            | Self::Unknown(reason) => reason,
+            | Self::Unknown(reason)
+            | Self::NoResponse(reason) => reason,
         }
     }
 
@@ -217,7 +222,7 @@ impl Trouble {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
             Self::NotSent(_) => ReasonCode::NotSent,
-            Self::Unknown(_) => ReasonCode::OutcomeUnknown,
+            Self::Unknown(_) | Self::NoResponse(_) => ReasonCode::OutcomeUnknown,
         };
         Reason::with(code, self.reason())
     }

@@ -150,9 +150,11 @@ impl Prices {
 fn unread(trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::Denied(_) | Trouble::Busy { .. } => trouble,
-        Trouble::NotSent(reason) | Trouble::Unknown(reason) => Trouble::Busy {
-            after: Some(PAUSE),
-            reason: format!("the provider's prices cannot be read: {reason}"),
-        },
+        Trouble::NotSent(reason) | Trouble::Unknown(reason) | Trouble::NoResponse(reason) => {
+            Trouble::Busy {
+                after: Some(PAUSE),
+                reason: format!("the provider's prices cannot be read: {reason}"),
+            }
+        }
     }
 }
