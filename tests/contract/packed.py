@@ -110,11 +110,22 @@ for path in installed:
     assert wrong.returncode == 2 and "unrecognized" in wrong.stderr, (path, wrong)
 
 # Whoever ends what was started ends the program: nobody writes to its standard error afterwards.
+# A test that was begun in the background may ignore signals, and so would what it starts.
+ENDS = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP)
+
+
+def heed_signals():
+    for one in ENDS:
+        signals.signal(one, signals.SIG_DFL)
+
+
 nowhere = {"BASE_URL": "http://127.0.0.1:9", "ACCESS_KEY": "ak", "SECRET_KEY": "c2VjcmV0LWtleQ=="}
 for path in installed:
-    for signal in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
+    for signal in ENDS:
         listen = [path, "listen", "--forward-to", "http://127.0.0.1:9/"]
-        running = subprocess.Popen(listen, env={**environment, **nowhere}, stderr=subprocess.PIPE)
+        running = subprocess.Popen(
+            listen, env={**environment, **nowhere}, stderr=subprocess.PIPE, preexec_fn=heed_signals
+        )
         assert running.stderr
         try:
             assert b"trying again" in running.stderr.readline(), path

@@ -376,7 +376,10 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .settle(&[settlement(placement(&again), 1, sold_again)])
         .await;
     bench
-        .sql("UPDATE esims SET iccid = (SELECT min(iccid) FROM esims)")
+        .set(
+            "UPDATE esims SET iccid = (SELECT iccid FROM esims WHERE topup_id = $1)",
+            &topup,
+        )
         .await;
     let hits = search::find(&mut console, &number)
         .await
