@@ -218,6 +218,7 @@ mod tests {
         });
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
+
     /// Lets a provider answer each call of an operation with this text. Returns the number of
     /// calls, and the time from the turn of the first one, which [`crate::calls`] waits for, to the
     /// last one.
@@ -295,8 +296,12 @@ mod tests {
         };
         let buy = async |provider: Arc<dyn Provider>| drop(provider.purchase(purchase).await);
 
-        let full = vec![json!({ "esimTranNo": "1" }); 100];
-        let esims = json!({ "success": true, "errorCode": "0", "obj": { "esimList": full } });
+        let list = vec![json!({ "esimTranNo": "1" }); 500];
+        let esims = json!({
+            "success": true,
+            "errorCode": "0",
+            "obj": { "esimList": list, "pager": { "total": 12_000 } },
+        });
         let esim_access = paced("esim-access", esims.to_string(), find).await;
         let order = json!({ "id": 1, "package_id": "P", "description": "another", "sims": [] });
         let orders = json!({ "data": vec![order; 50] });
