@@ -29,7 +29,7 @@
 //! which takes no new requests and finishes those in flight ([`runtime::Shutdown`]).
 
 mod access;
-#[cfg(fuzzing)]
+#[cfg(debug_assertions)]
 #[expect(clippy::expect_used, reason = "a target that cannot start fails")]
 pub mod fuzz;
 mod http;

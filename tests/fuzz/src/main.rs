@@ -2,9 +2,6 @@
 //! `FUZZ_TARGET` names one of [`targets::ALL`]; `tests/fuzz/run` builds and runs them.
 #![no_main]
 
-mod replayed;
-mod targets;
-
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;

@@ -259,7 +259,7 @@ fn parse_timed_cursor(text: &str) -> Option<(OffsetDateTime, Uuid)> {
 }
 
 /// Reads a query as a list does.
-#[cfg(fuzzing)]
+#[cfg(debug_assertions)]
 pub(crate) fn for_fuzzing(uri: &Uri) {
     let mut query = Query::of(uri);
     let limit = query.limit();
