@@ -8,7 +8,7 @@
 //! share for its first attempts.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     time::{Duration, Instant},
 };
 
@@ -70,10 +70,14 @@ impl Paces {
         }
     }
 
-    /// Notes that a partner has no permits left.
+    /// Notes that a partner has no permits left. One without an attempt is forgotten, so that
+    /// tickets of rows that do not exist leave nothing behind.
     pub(crate) fn end(&mut self, owner: Owner) {
-        if let Some(known) = self.owners.get_mut(&owner) {
-            known.in_flight = false;
+        if let Entry::Occupied(mut entry) = self.owners.entry(owner) {
+            entry.get_mut().in_flight = false;
+            if entry.get().last_was_slow.is_none() {
+                entry.remove();
+            }
         }
     }
 
@@ -125,5 +129,17 @@ mod tests {
         assert_eq!(paces.of(partner, slow, at(60)), Pace::Quick);
         paces.begin(partner, at(1_000));
         assert_eq!(paces.of(partner, slow, at(1_001)), Pace::Unknown);
+    }
+
+    #[test]
+    fn a_partner_without_an_attempt_is_forgotten() {
+        let mut paces = Paces::default();
+        let now = Instant::now();
+        for _ in 0..3 {
+            let invented = PartnerId::new().into();
+            paces.begin(invented, now);
+            paces.end(invented);
+        }
+        assert!(paces.owners.is_empty());
     }
 }
