@@ -10,7 +10,6 @@ use axum::{
     http::{HeaderValue, Request, StatusCode, Uri},
     routing::get,
 };
-use clap::Parser;
 use domain::ActivationCode;
 use pg::{
     config::{DatabaseConfig, PoolConfig},
