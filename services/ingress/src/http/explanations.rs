@@ -227,8 +227,8 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
         }
         ErrorCode::EventTypeInvalid => {
             "`type` does not name an event that can be made in the sandbox; the message \
-             names those that can. A `topup.failed` follows an order of the sandbox option \
-             `partly`, and a `webhook.test` follows `POST /webhook/test`."
+             names those that can. The others follow from what you do; the description of \
+             each says from what."
         }
         ErrorCode::HeadersInvalid => {
             "`headers` cannot be used; the message says why. It must be an object of at most \

@@ -64,7 +64,7 @@ pub(super) struct EventResponse<'a> {
     /// The endpoint that it goes to, from `GET /endpoints`.
     #[schema(value_type = Uuid)]
     endpoint_id: EndpointId,
-    /// The topup that a `topup.failed` is about; null for other events.
+    /// The topup that the event is about; null if it is about none.
     topup_id: Option<&'a str>,
     /// The state of its delivery: `pending` (it is or will be sent), `delivered`, `exhausted` (the
     /// retries have ended), or `no_endpoint` (it waits until a webhook URL is set).

@@ -50,8 +50,8 @@ impl NewSandboxEvent {
 ///
 /// Sends a `key.expiring` as it comes before old keys end, so that you can test how your program
 /// handles it. Nothing ends: your keys stay as they are. Only sandbox accounts may do so, at most
-/// once every 10 s. A `topup.failed` comes after an order of the sandbox option `partly`, and a
-/// `webhook.test` after `POST /webhook/test`.
+/// once every 10 s. The other events follow from what you do; the description of each says from
+/// what.
 #[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = NewSandboxEvent,
     responses(
         (status = 201, description = "The event, which is sent within seconds", body = EventResponse),
