@@ -55,10 +55,9 @@ pub struct PoolConfig {
 }
 
 /// The largest `DATABASE_TIMEOUT`. A statement must end within the first lease of a placement,
-/// which is 10 s. The sweep waits for every transaction that has begun to write, however late it
-/// commits. But a transaction that has not written yet has no id, so the sweep cannot see it. Only
-/// this limit keeps such a transaction from inserting rows for a time that the sweep has already
-/// passed.
+/// which is 10 s. The sweep waits for every transaction that has begun to write placements or
+/// deliveries, however late it commits, but cannot see one that has not written yet. Only this
+/// limit keeps such a transaction from inserting rows for a time that the sweep has already passed.
 const LONGEST_STATEMENT: Duration = Duration::from_secs(9);
 
 fn database_timeout(text: &str) -> Result<Duration, String> {

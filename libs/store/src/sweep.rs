@@ -62,8 +62,12 @@ pub struct SweepResult {
 /// This is how the sweep knows. When it has read everything until T, which is at least one first
 /// lease ago, it notes T together with the next transaction id. That is the fence. Later sweeps
 /// read the range from the old start again, and rows that already have work are left alone. Once
-/// all transactions with smaller ids have ended, the fence is passed: the sweep that notices this
-/// finds the last late rows, and moves the start to T.
+/// all transactions with smaller ids that write placements or deliveries have ended, the fence is
+/// passed: the sweep that notices this finds the last late rows, and moves the start to T.
+///
+/// Only these are waited for, because a backup, another table's migration or another database of
+/// the server may keep a transaction open for hours, and meanwhile nothing would find a lost job.
+/// Whoever writes a table holds a lock on it until its transaction ends, so `pg_locks` names them.
 ///
 /// ```text
 ///  from               fence_at = T          until = now - first lease
@@ -71,10 +75,11 @@ pub struct SweepResult {
 ///   read again by each sweep until the fence is passed; then the start moves to T
 /// ```
 ///
-/// One gap remains: a transaction gets its id only when it first writes, so one that began before T
-/// might have no id yet when the fence is noted. That cannot happen, because T is at least one
-/// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in
-/// `libs/pg/src/config.rs`.
+/// One gap remains: a transaction gets its id and its locks only when it first writes, so one that
+/// began before T might have none yet when the fence is looked at. That cannot happen, because T is
+/// at least one first lease ago, no statement may take that long (`LONGEST_STATEMENT` in
+/// `libs/pg/src/config.rs`), and whatever creates placements, or deliveries without due work,
+/// writes one of the two tables with its first statement.
 pub(crate) struct SweptRange {
     table: &'static str,
     /// The start of the range, exclusive.
@@ -83,8 +88,8 @@ pub(crate) struct SweptRange {
     pub(crate) until: OffsetDateTime,
     /// The start of the next range.
     next: OffsetDateTime,
-    /// Whether to set a new fence, because the old one was passed or there is none yet. Otherwise
-    /// the old fence stays: one that moved with each sweep would never be passed while a long
+    /// Whether to set a new fence, because the old one was passed or is unusable. Otherwise the old
+    /// fence stays: one that moved with each sweep would never be passed while a long
     /// transaction runs.
     renew: bool,
     more: bool,
@@ -100,24 +105,36 @@ impl SweptRange {
     ) -> Result<Option<Self>> {
         // Reads the range and locks it (SKIP LOCKED, so a second process does not wait).
         //
-        // - `fence` says whether the fence is passed: no transaction with a smaller id runs any
-        //   more. A fence from the future counts as passed, too. It comes with a restored dump, and
-        //   belongs to another cluster, whose transactions have all ended.
+        // - `fence` says whether all transactions with smaller ids that write the tables have
+        //   ended. Each locks its own id, which tells whose the other locks are. One that ends
+        //   after the snapshot was taken keeps its locks until its rows are visible, so the next
+        //   statement, which reads the range, sees them. A fence beyond the snapshot is unusable,
+        //   and is set anew: it comes with a restored dump, or another process has just set it.
         // - `range` computes the end of the longest allowed range, from the new start if the fence
         //   is passed.
         // - `until` is the end of the range: the longest allowed one, but never within the first
         //   lease.
         let query = sqlx::query!(
-            r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
+            r#"SELECT up_to, fence_at, unusable AS "unusable!", all_ended AS "all_ended!",
+                      least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
                FROM walks
                CROSS JOIN LATERAL (
-                   -- A restored dump carries the fence of another cluster, whose transactions have all ended.
-                   SELECT coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot())
-                                   OR fence_xid > pg_snapshot_xmax(pg_current_snapshot()), false) AS passed
+                   SELECT coalesce(fence_xid > pg_snapshot_xmax(pg_current_snapshot()), true) AS unusable,
+                          NOT EXISTS (
+                              SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS running (id)
+                              WHERE running.id < fence_xid AND running.id::xid = ANY (ARRAY (
+                                  SELECT transactionid FROM pg_locks
+                                  WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
+                                    AND virtualtransaction = ANY (ARRAY (
+                                        SELECT virtualtransaction FROM pg_locks
+                                        WHERE mode = 'RowExclusiveLock'
+                                          AND relation IN ('placements'::regclass, 'deliveries'::regclass)
+                                          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())))))
+                          ) AS all_ended
                ) fence
                CROSS JOIN LATERAL (
-                   SELECT CASE WHEN passed THEN fence_at ELSE up_to END + make_interval(secs => $3) AS stretch
+                   SELECT CASE WHEN all_ended AND NOT unusable THEN fence_at ELSE up_to END + make_interval(secs => $3) AS stretch
                ) range
                WHERE name = $1 AND up_to < now() - make_interval(secs => $2)
                FOR UPDATE OF walks SKIP LOCKED"#,
@@ -127,8 +144,8 @@ impl SweptRange {
         );
         let row = query.fetch_optional(&mut **transaction).await?;
         Ok(row.map(|row| {
-            let passed = row.fence_at.filter(|_| row.passed);
-            let renew = passed.is_some() || row.fence_at.is_none();
+            let passed = row.fence_at.filter(|_| row.all_ended && !row.unusable);
+            let renew = row.all_ended || row.unusable;
             Self {
                 table,
                 from: row.up_to,

@@ -1,10 +1,10 @@
 //! The sweep: every row without an outcome gets due work after its first lease, even if a slow
 //! transaction committed it late.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, str::FromStr, time::Duration};
 
 use domain::PartnerId;
-use sqlx::Connection;
+use sqlx::{ConnectOptions, Connection, postgres::PgConnectOptions};
 use store::{
     SweepResult, deliveries, placements,
     work::{self, WorkKind},
@@ -22,8 +22,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for
-    /// every transaction on this server, also for those of other tests.
+    /// Sweeps until `expected` rows were late; returns the number of sweeps.
     async fn swept(&self, expected: u64) -> usize {
         let mut sweeps = 0;
         let mut late = 0;
@@ -116,6 +115,58 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     }
     transaction.commit().await.unwrap();
     assert!(bench.swept(1).await > 0);
+}
+
+/// A fence beyond the snapshot is that of another cluster, whose dump was loaded, or one that
+/// another process has set meanwhile. Neither proves that a slow transaction has ended.
+#[tokio::test]
+async fn a_fence_that_proves_nothing_is_set_anew() {
+    let bench = Bench::new().await;
+    let mut slow = bench.database.connect().await.unwrap();
+    let mut transaction = slow.begin().await.unwrap();
+    let late = order(PartnerId::new(), 1);
+    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
+        .await
+        .unwrap();
+    execute(
+        &mut transaction,
+        "UPDATE placements SET created_at = created_at - interval '20 s'",
+    )
+    .await;
+    bench
+        .sql(
+            "UPDATE walks SET up_to = now() - interval '30 s', fence_at = now() - interval '11 s',
+                              fence_xid = '9000000000000000000'
+             WHERE name = 'placements'",
+        )
+        .await;
+    for _ in 0..5 {
+        assert_eq!(bench.sweep().await.late, 0);
+    }
+    transaction.commit().await.unwrap();
+    bench.swept(1).await;
+}
+
+/// A dump, a migration of something else or a neighbour on the same server may take hours.
+#[tokio::test]
+async fn a_transaction_that_writes_no_order_stops_no_sweep() {
+    let bench = Bench::new().await;
+    let mut here = bench.database.connect().await.unwrap();
+    let mut here = here.begin().await.unwrap();
+    execute(
+        &mut here,
+        "CREATE TABLE unrelated (); SELECT FROM placements FOR UPDATE",
+    )
+    .await;
+    let options = PgConnectOptions::from_str(bench.database.url()).unwrap();
+    let mut neighbour = options.database("postgres").connect().await.unwrap();
+    let mut neighbour = neighbour.begin().await.unwrap();
+    execute(&mut neighbour, "SELECT pg_current_xact_id()").await;
+    bench.store(&[order(PartnerId::new(), 1)]).await;
+    bench.age(120).await;
+    bench.store(&[order(PartnerId::new(), 1)]).await;
+    bench.age(12).await;
+    bench.swept(2).await;
 }
 
 #[tokio::test]
