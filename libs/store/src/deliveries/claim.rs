@@ -126,9 +126,8 @@ pub struct ClaimResult {
     /// The deliveries to attempt now.
     pub deliveries: Vec<ClaimedDelivery>,
     /// Deliveries to first endpoints whose partner has further endpoints, which may want the same
-    /// topup. The caller passes them to [`fan_out`](super::fan_out()) before it attempts anything.
-    /// They need not be among [`Self::deliveries`]: a blocked first endpoint must not stop the
-    /// others.
+    /// topup. The caller passes them to [`fan_out`](super::fan_out()), or else the sweep does. They
+    /// need not be among [`Self::deliveries`]: a blocked first endpoint must not stop the others.
     pub to_fan_out: Vec<DeliveryId>,
     /// The first endpoints that [`claim_known`](super::claim_known) may use, because they are not
     /// blocked and their partners have no further endpoints.
@@ -164,19 +163,25 @@ pub async fn claim(
             if leased.is_empty() {
                 return Ok(ClaimResult::default());
             }
-            let mut rows = read(connection, &leased, None).await?;
-            if rows.rows.len() < leased.len() {
-                delete_finished_work(connection, &leased).await?;
-            }
+            let mut rows = match read(connection, &leased, None).await {
+                Ok(rows) => rows,
+                Err(error) => {
+                    // Otherwise they would wait for the end of leases that nobody uses.
+                    let ids: Vec<DeliveryId> = leased.into_iter().map(DeliveryId::from).collect();
+                    if let Err(error) = put_back(connection, &ids).await {
+                        tracing::warn!(%error, "cannot put back deliveries that cannot be read");
+                    }
+                    return Err(error);
+                }
+            };
             let to_fan_out = rows.to_fan_out();
-            let pointless = rows.take_pointless();
-            if !pointless.is_empty() {
-                events::delete(connection, &pointless).await?;
-            }
-            // The block began after the leases were taken.
-            let blocked = rows.take_blocked();
-            if !blocked.is_empty() {
-                put_back(connection, &blocked).await?;
+            // An error must not lose the leases of the deliveries that are returned.
+            if let Err(error) = let_go(connection, &leased, &mut rows).await {
+                tracing::warn!(
+                    %error,
+                    "cannot put off deliveries that are blocked or need not be sent; they are \
+                     looked at again when their leases end"
+                );
             }
             Ok(rows.claimed(true, to_fan_out))
         }
@@ -231,6 +236,25 @@ async fn take_leases(
         seconds(lease),
     );
     Ok(query.fetch_all(connection).await?)
+}
+
+/// Takes the leased deliveries out of `rows` that must not be attempted now, and corrects their due
+/// work: blocked ones are due when the block ends, which began after the leases were taken. What
+/// has ended or become pointless needs no further work.
+async fn let_go(connection: &mut PgConnection, leased: &[Uuid], rows: &mut Rows) -> Result<()> {
+    let some_have_ended = rows.rows.len() < leased.len();
+    let pointless = rows.take_pointless();
+    let blocked = rows.take_blocked();
+    if !blocked.is_empty() {
+        put_back(connection, &blocked).await?;
+    }
+    if some_have_ended {
+        delete_finished_work(connection, leased).await?;
+    }
+    if !pointless.is_empty() {
+        events::delete(connection, &pointless).await?;
+    }
+    Ok(())
 }
 
 /// Deletes the work of deliveries that have ended, for example at a first attempt that outlived its

@@ -38,10 +38,11 @@ struct Row {
 }
 
 /// Claims first attempts of ready units that are `younger_than` this, as [`claim`](super::claim())
-/// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner at this
-/// configuration version and at the time of the statement, which is that of the database: a clock
-/// of this process may stand still while its machine is suspended. The other deliveries are not
-/// returned, and neither are those that any other condition concerns; `claim` decides about them.
+/// does [fresh ones](super::DeliveryClaim::Fresh), if `known` knows the first endpoint of the
+/// partner at this configuration version and at the time of the statement, which is that of the
+/// database: a clock of this process may stand still while its machine is suspended. The other
+/// deliveries are not returned, and neither are those that any other condition concerns; `claim`
+/// decides about them.
 pub async fn claim_known(
     connection: &mut PgConnection,
     ids: &[DeliveryId],

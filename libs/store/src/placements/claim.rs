@@ -202,7 +202,13 @@ async fn claim_due(
     // taken.
     let begun = match claim {
         PlacementClaim::Due(Activity::LookUps) => Vec::new(),
-        _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim))?,
+        _ => match retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim)) {
+            Ok(begun) => begun,
+            Err(error) => {
+                give_back(connection, &leased).await;
+                return Err(error);
+            }
+        },
     };
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
@@ -255,9 +261,12 @@ async fn read_or_park(
         Err(error) => {
             tracing::warn!(
                 %error,
-                "cannot read claimed placements; they are looked at again when their leases, or their first \
-                 leases, end"
+                "cannot read claimed placements; those whose attempts were recorded are looked up \
+                 when their leases, or their first leases, end, and the others are due at once"
             );
+            let leased = unread.iter().filter(|one| one.begun.is_none());
+            let leased: Vec<Uuid> = leased.map(|one| one.placement_id).collect();
+            give_back(connection, &leased).await;
             return Vec::new();
         }
     };
@@ -316,6 +325,18 @@ async fn take_leases(
         &kinds as &[&str],
     );
     Ok(query.fetch_all(connection).await?)
+}
+
+/// Ends leases of placements with which nothing was done, because a later step of the claim has
+/// failed. Otherwise they would wait for the end of leases that nobody uses.
+async fn give_back(connection: &mut PgConnection, placements: &[Uuid]) {
+    let statement = sqlx::query!(
+        "UPDATE work SET at = now() WHERE id = ANY ($1) AND at > now()",
+        placements
+    );
+    if let Err(error) = statement.execute(connection).await {
+        tracing::warn!(%error, "cannot give the leases of placements back; they wait for their end");
+    }
 }
 
 /// Records an attempt of each of these placements that is still `accepted`. This is the only

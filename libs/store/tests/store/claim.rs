@@ -64,6 +64,28 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
 }
 
 #[tokio::test]
+async fn a_claim_that_fails_after_its_leases_gives_them_back() {
+    let bench = Bench::new().await;
+    let due = bench.due(2).await;
+    let claim = PlacementClaim::Due(Activity::Purchases);
+    // The leases can be taken, and no attempt can be recorded.
+    bench
+        .sql("ALTER TABLE placements RENAME unknowns TO hidden")
+        .await;
+    let mut connection = bench.connection().await;
+    let claimed = placements::claim(&mut connection, PROVIDER, &due, claim, LEASE).await;
+    assert!(claimed.is_err());
+    bench
+        .sql("ALTER TABLE placements RENAME hidden TO unknowns")
+        .await;
+    assert_eq!(
+        bench.claim_due(PROVIDER, 9).await.len(),
+        2,
+        "nobody uses the leases"
+    );
+}
+
+#[tokio::test]
 async fn no_placement_is_taken_up_twice() {
     const CLAIMERS: usize = 8;
     let bench = Bench::new().await;

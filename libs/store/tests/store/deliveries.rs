@@ -142,6 +142,48 @@ async fn a_first_attempt_is_taken_without_a_write() {
 }
 
 #[tokio::test]
+async fn a_claim_that_fails_after_its_leases_gives_them_back() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 2, false).await;
+    let claim = DeliveryClaim::Due { lease: LEASE };
+    // The leases can be taken, and the deliveries cannot be read.
+    bench
+        .sql("ALTER TABLE esims RENAME profile TO hidden")
+        .await;
+    let claimed = deliveries::claim(&mut *bench.connection().await, &ids(&topups), claim).await;
+    assert!(claimed.is_err());
+    bench
+        .sql("ALTER TABLE esims RENAME hidden TO profile")
+        .await;
+    assert_eq!(
+        bench.take_due(9, 9).await.len(),
+        2,
+        "nobody uses the leases"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_put_off_keeps_no_other_delivery_from_its_attempt() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 2, false).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1",
+            &topups[0],
+        )
+        .await;
+    bench
+        .sql(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
+             CREATE TRIGGER fail BEFORE DELETE ON work FOR EACH ROW EXECUTE FUNCTION fail()",
+        )
+        .await;
+    assert_eq!(bench.take_due(9, 9).await, topups[1..]);
+}
+
+#[tokio::test]
 async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
