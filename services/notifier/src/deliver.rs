@@ -44,7 +44,7 @@ use signing::code;
 use signing::webhook::Signers;
 use store::{
     deliveries::{
-        self, ClaimedDelivery, DeliveryClaim, DeliveryContent, EndedAttempt,
+        self, AttemptResult, ClaimedDelivery, DeliveryClaim, DeliveryContent, EndedAttempt,
         events::{EventContent, Subject},
         notices::{self, NoticeContent},
     },
@@ -65,8 +65,8 @@ use crate::{
     mail::{self, Mail, Mailer},
     mail_text,
     metrics::Metrics,
-    outcome::{self, AttemptFailure, ExchangeResult, LogIds, ReceiverResponse},
-    schedule::{AfterAttempt, Schedule},
+    outcome::{self, AttemptFailure, ExchangeResult, LogIds},
+    schedule::{EndpointResponse, Schedule},
     webhook::{self, NoResponse, WebhookSender},
 };
 
@@ -163,15 +163,23 @@ impl Deliver {
 
     /// Creates the deliveries to further endpoints of the partners of these deliveries. If it fails
     /// or this process dies before it, the sweep does it when the first lease of the deliveries
-    /// ends.
-    async fn fan_out(&self, ids: &[DeliveryId]) -> Result<(), pg::Error> {
+    /// ends. A failure is none of the caller's, which may hold leases by now.
+    async fn fan_out(&self, ids: &[DeliveryId]) {
         if ids.is_empty() {
-            return Ok(());
+            return;
         }
         let create =
             async |connection: &mut PgConnection| deliveries::fan_out(connection, ids).await;
-        perform(Effect::CommitFanOut, self.database.run(create)).await?;
-        Ok(())
+        if let Err(error) = perform(Effect::CommitFanOut, self.database.run(create)).await
+            && let Some(others) = outage::DATABASE.line(error.is_transient())
+        {
+            tracing::error!(
+                %error,
+                others,
+                "cannot create deliveries to further endpoints; the sweep creates them when the \
+                 first lease of the delivery to the first endpoint ends"
+            );
+        }
     }
 }
 
@@ -196,7 +204,8 @@ impl Handler for Deliver {
             .database
             .run(async |connection| deliveries::defer(connection, ids).await)
             .await?;
-        Ok(self.fan_out(&to_fan_out).await?)
+        self.fan_out(&to_fan_out).await;
+        Ok(())
     }
 
     async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<DeliveryId>>> {
@@ -232,7 +241,7 @@ impl Handler for Deliver {
             }
         };
         self.endpoints.learn(claimed.targets);
-        self.fan_out(&claimed.to_fan_out).await?;
+        self.fan_out(&claimed.to_fan_out).await;
         Ok(claimed
             .deliveries
             .into_iter()
@@ -279,37 +288,35 @@ impl Deliver {
         let attempts_of_schedule = delivery
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
-        let next = self.next_step(&delivery, &exchange, attempts_of_schedule);
-        // If somebody has it sent again meanwhile, a schedule has begun of which this is the first
-        // attempt.
-        let next_if_resent = || self.next_step(&delivery, &exchange, 0);
+        let result = outcome::result(&exchange, |is_resent| {
+            // If somebody has it sent again meanwhile, this was the first one of a new schedule.
+            let attempts = if is_resent { 0 } else { attempts_of_schedule };
+            self.retry_in(&delivery, &exchange, attempts)
+        });
+        let is_delivered = matches!(result, AttemptResult::Delivered);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
-        let kept_permit = if next == AfterAttempt::Delivered {
-            drop(permit);
-            None
-        } else {
-            Some(permit)
-        };
-        let response = exchange.as_ref().ok().map(|responded| responded.response);
-        outcome::log(&delivery, response, exchange.as_ref().err(), next);
+        let kept_permit = (!is_delivered).then_some(permit);
+        outcome::log(&delivery, &exchange, &result);
         self.metrics.ended(
             &delivery,
             outcome::class(&exchange),
-            next,
+            &result,
             duration,
             claim_began.monotonic.elapsed(),
         );
+        let response = exchange.as_ref().ok();
         let attempted = EndedAttempt {
             at,
             duration,
             status: response.map(|response| response.status),
             class: outcome::class(&exchange),
             detail: outcome::detail(&exchange),
-            proves: exchange.as_ref().is_ok_and(|responded| responded.proves),
-            response_start: self.sealed_response_start(&delivery, &exchange, next),
-            result: outcome::result(&exchange, next, next_if_resent),
+            proves: response.is_some_and(|response| response.proves),
+            response_start: response
+                .and_then(|response| self.sealed_response_start(&delivery, response)),
+            result,
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, DeliveryContent::Event(_)),
@@ -321,30 +328,24 @@ impl Deliver {
         drop(kept_permit);
     }
 
-    /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
-    /// once a profile is erased, and that a [test](is_test) is never retried.
-    /// `attempts_of_schedule` is the number of attempts before this one.
-    fn next_step(
+    /// How long after this attempt the next one is made; `None` if none is. The schedule decides,
+    /// except that nothing is left to send once a profile is erased, and that a [test](is_test) is
+    /// never retried. `attempts_of_schedule` is the number of attempts before this one.
+    fn retry_in(
         &self,
         delivery: &ClaimedDelivery,
         exchange: &ExchangeResult,
         attempts_of_schedule: u32,
-    ) -> AfterAttempt {
-        if matches!(
-            exchange,
-            Err(AttemptFailure::Erased | AttemptFailure::NoChannel)
-        ) {
-            return AfterAttempt::Exhausted;
-        }
-        let response = exchange.as_ref().ok().map(|responded| responded.response);
-        if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
-            return AfterAttempt::Exhausted;
+    ) -> Option<Duration> {
+        let is_over = match exchange {
+            Ok(reply) => is_mail(delivery) && mail::refused_for_good(reply.status),
+            Err(failure) => matches!(failure, AttemptFailure::Erased | AttemptFailure::NoChannel),
+        };
+        if is_over || is_test(delivery) {
+            return None;
         }
         let schedule = &self.settings.schedule;
-        match schedule.next(attempts_of_schedule, response, rand::random()) {
-            AfterAttempt::Retry(_) if is_test(delivery) => AfterAttempt::Exhausted,
-            next => next,
-        }
+        schedule.retry_in(attempts_of_schedule, exchange.as_ref().ok(), rand::random())
     }
 
     /// Defers a delivery whose host had no free permit. Its lane is known now, so as due work it
@@ -380,17 +381,15 @@ impl Deliver {
     fn sealed_response_start(
         &self,
         delivery: &ClaimedDelivery,
-        exchange: &ExchangeResult,
-        next: AfterAttempt,
+        response: &EndpointResponse,
     ) -> Option<Vec<u8>> {
-        let beginning = &exchange.as_ref().ok()?.beginning;
         // The response to a test is kept in any case, because the partner wants to see it.
-        if (next == AfterAttempt::Delivered && !is_test(delivery)) || beginning.is_empty() {
+        if (response.acknowledges() && !is_test(delivery)) || response.beginning.is_empty() {
             return None;
         }
         let purpose = Purpose::Response(delivery.id, delivery.ended_attempts);
         self.vault
-            .seal(purpose, beginning)
+            .seal(purpose, &response.beginning)
             .inspect_err(|error| {
                 tracing::error!(
                     %error,
@@ -444,15 +443,11 @@ impl Deliver {
             .instrument(span.clone())
             .await;
         record_response(&span, &received);
-        let (response, beginning) = received?;
-        let proves = matches!(response.status, 200..=299)
+        let mut response = received?;
+        response.proves = response.acknowledges()
             && matches!(content.as_ref(), DeliveryContent::Event(event)
-                if event.subject.is_proved_by(&beginning));
-        Ok(ReceiverResponse {
-            response,
-            beginning,
-            proves,
-        })
+                if event.subject.is_proved_by(&response.beginning));
+        Ok(response)
     }
 
     /// The content as it is sent. The code of a test, and that which verifies a channel for
@@ -535,11 +530,7 @@ impl Deliver {
             text: &mail_text::text(*kind, notice, &delivery.target.environment),
             at: now,
         };
-        Ok(ReceiverResponse {
-            response: mailer.send(&mail).await?,
-            beginning: Vec::new(),
-            proves: false,
-        })
+        Ok(mailer.send(&mail).await?)
     }
 
     /// Makes the body of the webhook. The second part is the kind of an event; it is `None` for the

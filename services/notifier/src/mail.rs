@@ -195,7 +195,7 @@ impl Mailer {
         };
         Ok(EndpointResponse {
             status: code.into(),
-            retry_after: None,
+            ..EndpointResponse::default()
         })
     }
 

@@ -15,11 +15,9 @@ use opentelemetry::{
 use pipeline::figures::ProcessFigures;
 use runtime::metrics::{Durations, Instruments};
 use store::{
-    deliveries::{ClaimedDelivery, DeliveryContent},
+    deliveries::{AttemptResult, ClaimedDelivery, DeliveryContent},
     figures::Measure,
 };
-
-use crate::schedule::AfterAttempt;
 
 /// Histogram bounds of the time from an order to its delivery, in seconds. They reach to the end of
 /// the retry schedule.
@@ -110,12 +108,19 @@ impl Metrics {
         &self,
         delivery: &ClaimedDelivery,
         class: &'static str,
-        next: AfterAttempt,
+        result: &AttemptResult,
         duration: Duration,
         since_claim: Duration,
     ) {
         let environment = &delivery.target.environment;
-        let is_delivered = next == AfterAttempt::Delivered;
+        let outcome = match result {
+            AttemptResult::Delivered => "delivered",
+            AttemptResult::Failed {
+                retry_in: Some(_), ..
+            } => "retried",
+            AttemptResult::Failed { retry_in: None, .. } => "exhausted",
+        };
+        let is_delivered = outcome == "delivered";
         self.attempt(
             environment,
             delivery.endpoint.id,
@@ -123,14 +128,10 @@ impl Metrics {
             duration,
             is_delivered,
         );
-        if next == AfterAttempt::Exhausted {
+        if outcome == "exhausted" {
             self.exhausted();
         }
-        self.delivery(match next {
-            AfterAttempt::Delivered => "delivered",
-            AfterAttempt::Retry(_) => "retried",
-            AfterAttempt::Exhausted => "exhausted",
-        });
+        self.delivery(outcome);
         // A resend does not count for the delivery time, because somebody chose when it happened.
         if let DeliveryContent::Esim(esim) = &delivery.content
             && is_delivered

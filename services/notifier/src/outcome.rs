@@ -1,14 +1,13 @@
 //! What the result of an attempt is called: its class in the metrics, its record in the database,
 //! and its log line. [`crate::deliver`] asks for all three after each attempt.
 
+use std::time::Duration;
+
 use domain::WebhookId;
 use store::deliveries::{AttemptResult, ClaimedDelivery, DeliveryContent};
 use tracing::field::{DisplayValue, display};
 
-use crate::{
-    schedule::{AfterAttempt, EndpointResponse},
-    webhook::NoResponse,
-};
+use crate::{schedule::EndpointResponse, webhook::NoResponse};
 
 /// What log lines and spans call a delivery: the ids that its partner sees.
 pub(crate) struct LogIds<'a> {
@@ -57,23 +56,29 @@ pub(crate) enum AttemptFailure {
     NoRelay,
 }
 
-/// The response of an endpoint or a mail relay.
-pub(crate) struct ReceiverResponse {
-    pub(crate) response: EndpointResponse,
-    /// The beginning of the body.
-    pub(crate) beginning: Vec<u8>,
-    /// Whether it returned the code of a test, which proves that the partner reads at this
-    /// endpoint.
-    pub(crate) proves: bool,
+impl AttemptFailure {
+    /// Whether it is a fault of our own, about which neither the endpoint nor its partner can do
+    /// anything.
+    fn is_ours(&self) -> bool {
+        match self {
+            Self::Profile(_)
+            | Self::Secret(_)
+            | Self::Headers(_)
+            | Self::Unwritable
+            | Self::Code(_)
+            | Self::NoRelay => true,
+            Self::NoResponse(_) | Self::Erased | Self::NoChannel => false,
+        }
+    }
 }
 
-/// The result of an attempt.
-pub(crate) type ExchangeResult = Result<ReceiverResponse, AttemptFailure>;
+/// What came of an attempt: the response, or why there is none.
+pub(crate) type ExchangeResult = Result<EndpointResponse, AttemptFailure>;
 
 /// The class of an attempt's result, for metrics and the database.
 pub(crate) fn class(exchange: &ExchangeResult) -> &'static str {
     match exchange {
-        Ok(responded) => match responded.response.status {
+        Ok(response) => match response.status {
             200..=299 => "delivered",
             300..=399 => "status_3xx",
             410 => "gone",
@@ -86,13 +91,7 @@ pub(crate) fn class(exchange: &ExchangeResult) -> &'static str {
         Err(AttemptFailure::Erased) => "erased",
         Err(AttemptFailure::NoChannel) => "no_channel",
         Err(AttemptFailure::NoRelay) => "no_relay",
-        Err(
-            AttemptFailure::Profile(_)
-            | AttemptFailure::Secret(_)
-            | AttemptFailure::Headers(_)
-            | AttemptFailure::Unwritable
-            | AttemptFailure::Code(_),
-        ) => "unreadable",
+        Err(_) => "unreadable",
     }
 }
 
@@ -106,40 +105,28 @@ pub(crate) fn detail(exchange: &ExchangeResult) -> Option<String> {
 }
 
 /// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
-/// `next_if_resent` is what it leads to if the schedule was begun anew while the attempt was in
-/// flight, which only a failure asks.
+/// `retry_in` says when the next attempt is made; for a schedule that was begun anew while the
+/// attempt was in flight it is asked again, with `true`.
 pub(crate) fn result(
     exchange: &ExchangeResult,
-    next: AfterAttempt,
-    next_if_resent: impl FnOnce() -> AfterAttempt,
+    retry_in: impl Fn(bool) -> Option<Duration>,
 ) -> AttemptResult {
-    let wait = |next| match next {
-        AfterAttempt::Retry(wait) => Some(wait),
-        AfterAttempt::Delivered | AfterAttempt::Exhausted => None,
-    };
-    if next == AfterAttempt::Delivered {
-        return AttemptResult::Delivered;
-    }
     let error = match exchange {
-        Ok(responded) => format!("responded {}", responded.response.status),
+        Ok(response) if response.acknowledges() => return AttemptResult::Delivered,
+        Ok(response) => format!("responded {}", response.status),
         Err(failure) => failure.to_string(),
     };
     AttemptResult::Failed {
         error,
-        retry_in: wait(next),
-        retry_if_resent: wait(next_if_resent()),
+        retry_in: retry_in(false),
+        retry_if_resent: retry_in(true),
         endpoint_failed: matches!(exchange, Ok(_) | Err(AttemptFailure::NoResponse(_))),
     }
 }
 
 /// Writes the one log line of an attempt. A success is logged at debug level only, because there
 /// is one for each unit.
-pub(crate) fn log(
-    delivery: &ClaimedDelivery,
-    response: Option<EndpointResponse>,
-    failure: Option<&AttemptFailure>,
-    next: AfterAttempt,
-) {
+pub(crate) fn log(delivery: &ClaimedDelivery, exchange: &ExchangeResult, result: &AttemptResult) {
     let ClaimedDelivery {
         partner_id,
         endpoint,
@@ -153,7 +140,8 @@ pub(crate) fn log(
         DeliveryContent::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
         DeliveryContent::Event(_) => (None, None),
     };
-    let status = response.map(|response| response.status);
+    let status = exchange.as_ref().ok().map(|response| response.status);
+    let failure = exchange.as_ref().err();
     let error = failure.map(display);
     macro_rules! log {
         ($level:ident, $($fields:tt)+) => {
@@ -164,30 +152,114 @@ pub(crate) fn log(
             )
         };
     }
-    match (failure, next) {
-        (_, AfterAttempt::Delivered) => log!(debug, status, ?age, "webhook delivered"),
-        (
-            Some(
-                AttemptFailure::Profile(_)
-                | AttemptFailure::Secret(_)
-                | AttemptFailure::Headers(_)
-                | AttemptFailure::Unwritable,
-            ),
-            _,
-        ) => {
-            log!(error, error, ?next, "webhook cannot be created");
+    let retry_in = match result {
+        AttemptResult::Delivered => return log!(debug, status, ?age, "webhook delivered"),
+        AttemptResult::Failed { retry_in, .. } => retry_in,
+    };
+    if failure.is_some_and(AttemptFailure::is_ours) {
+        log!(
+            error,
+            error,
+            ?retry_in,
+            "webhook not sent, by a fault of our own"
+        );
+    } else if let Some(retry_in) = retry_in {
+        log!(
+            info,
+            status,
+            error,
+            ?retry_in,
+            "webhook not delivered; retry scheduled"
+        );
+    } else {
+        log!(warn, status, error, "webhook not delivered; exhausted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use domain::{DeliveryId, EndpointKey, PartnerId};
+    use pg::Error;
+    use store::deliveries::{
+        DeliveryTarget,
+        events::{EventContent, Subject},
+    };
+    use tracing::{Event, Level, Metadata, Subscriber, span};
+
+    use super::*;
+
+    /// Notes the level of each line.
+    #[derive(Clone, Default)]
+    struct Levels(Arc<Mutex<Vec<Level>>>);
+
+    impl Subscriber for Levels {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
         }
-        (_, AfterAttempt::Retry(retry_in)) => {
-            log!(
-                info,
-                status,
-                error,
-                ?retry_in,
-                "webhook not delivered; retry scheduled"
-            );
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
         }
-        (_, AfterAttempt::Exhausted) => {
-            log!(warn, status, error, "webhook not delivered; exhausted");
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, event: &Event<'_>) {
+            self.0.lock().unwrap().push(*event.metadata().level());
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    fn delivery() -> ClaimedDelivery {
+        let partner_id = PartnerId::new();
+        ClaimedDelivery {
+            id: DeliveryId::new(),
+            partner_id,
+            endpoint: EndpointKey::first(partner_id),
+            leased: true,
+            target: Arc::new(DeliveryTarget {
+                url: None,
+                host: None,
+                headers: None,
+                secrets: Vec::new(),
+                environment: "live".into(),
+            }),
+            ended_attempts: 0,
+            schedule_start: 0,
+            content: DeliveryContent::Event(EventContent {
+                created_at: runtime::clock::now(),
+                subject: Subject::WebhookTest { challenge: None },
+            }),
+        }
+    }
+
+    #[test]
+    fn a_fault_of_our_own_is_an_error_whether_or_not_it_is_retried() {
+        let levels = Levels::default();
+        let logged = |failure: AttemptFailure, retry_in: Option<Duration>| {
+            let exchange = Err(failure);
+            let result = result(&exchange, |_| retry_in);
+            tracing::subscriber::with_default(levels.clone(), || {
+                log(&delivery(), &exchange, &result);
+            });
+            levels.0.lock().unwrap().pop()
+        };
+        let away = || Error::from(sqlx::Error::PoolTimedOut);
+        for retry_in in [None, Some(Duration::from_secs(5))] {
+            for failure in [
+                AttemptFailure::Profile(away()),
+                AttemptFailure::Secret(away()),
+                AttemptFailure::Headers(away()),
+                AttemptFailure::Code(away()),
+                AttemptFailure::Unwritable,
+                AttemptFailure::NoRelay,
+            ] {
+                let told = failure.to_string();
+                assert_eq!(logged(failure, retry_in), Some(Level::ERROR), "{told}");
+            }
+            let level = retry_in.map_or(Level::WARN, |_| Level::INFO);
+            let timeout = AttemptFailure::NoResponse(NoResponse::Timeout);
+            assert_eq!(logged(timeout, retry_in), Some(level));
         }
     }
 }

@@ -42,53 +42,50 @@ impl Schedule {
     }
 }
 
-/// The response of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The response of an endpoint or a mail relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointResponse {
+    /// The HTTP status, or the reply code of a relay.
     pub status: u16,
     /// The wait that it asks for.
     pub retry_after: Option<Duration>,
+    /// The beginning of the body.
+    pub beginning: Vec<u8>,
+    /// Whether it returned the code of a test, which proves that the partner reads at this
+    /// endpoint.
+    pub proves: bool,
 }
 
-/// What an attempt leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AfterAttempt {
-    Delivered,
-    /// The next attempt is made after this time.
-    Retry(Duration),
-    /// No further attempt is made until an operator or the partner has it sent again.
-    Exhausted,
+impl EndpointResponse {
+    /// Whether it acknowledges the webhook.
+    pub fn acknowledges(&self) -> bool {
+        matches!(self.status, 200..=299)
+    }
 }
 
 impl Schedule {
-    /// Decides what an attempt leads to.
+    /// How long after an attempt that was not acknowledged the next one is made. `None` means that
+    /// the delivery is exhausted: none is made until an operator or the partner has it sent again.
     ///
-    /// A 2xx delivers. A 410 ends the retries, because the endpoint says that it is gone for good.
-    /// Everything else is retried after the next wait of the schedule, or later if the endpoint
-    /// asks for that. `response` is `None` if there was none. `attempt` is the number of earlier
-    /// attempts of this schedule. `random` is a number from 0 to 1.
-    pub fn next(
+    /// A 410 ends the retries, because the endpoint says that it is gone for good. Everything else
+    /// is retried after the next wait of the schedule, or later if the endpoint asks for that.
+    /// `response` is `None` if there was none. `attempt` is the number of earlier attempts of this
+    /// schedule. `random` is a number from 0 to 1.
+    pub fn retry_in(
         &self,
         attempt: u32,
-        response: Option<EndpointResponse>,
+        response: Option<&EndpointResponse>,
         random: f64,
-    ) -> AfterAttempt {
-        match response.map(|response| response.status) {
-            Some(200..=299) => return AfterAttempt::Delivered,
-            Some(410) => return AfterAttempt::Exhausted,
-            _ => {}
+    ) -> Option<Duration> {
+        if response.is_some_and(|response| response.status == 410) {
+            return None;
         }
-        let Some(wait) = usize::try_from(attempt)
-            .ok()
-            .and_then(|attempt| self.0.get(attempt))
-        else {
-            return AfterAttempt::Exhausted;
-        };
+        let wait = self.0.get(usize::try_from(attempt).ok()?)?;
         let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
         let asked = response
             .and_then(|response| response.retry_after)
             .unwrap_or_default();
-        AfterAttempt::Retry(wait.max(asked.min(LONGEST_WAIT)))
+        Some(wait.max(asked.min(LONGEST_WAIT)))
     }
 }
 
@@ -102,8 +99,8 @@ mod tests {
         Schedule::parse(crate::RETRY_SCHEDULE).unwrap()
     }
 
-    fn next(attempt: u32, response: Option<EndpointResponse>, random: f64) -> AfterAttempt {
-        schedule().next(attempt, response, random)
+    fn retry_in(attempt: u32, response: &EndpointResponse, random: f64) -> Option<Duration> {
+        schedule().retry_in(attempt, Some(response), random)
     }
 
     #[test]
@@ -114,11 +111,8 @@ mod tests {
             Some((&Duration::from_secs(5), &minutes[..]))
         );
         let short = Schedule::parse("100ms, 0").unwrap();
-        assert_eq!(
-            short.next(1, None, 0.5),
-            AfterAttempt::Retry(Duration::ZERO)
-        );
-        assert_eq!(short.next(2, None, 0.5), AfterAttempt::Exhausted);
+        assert_eq!(short.retry_in(1, None, 0.5), Some(Duration::ZERO));
+        assert_eq!(short.retry_in(2, None, 0.5), None);
         for bad in ["", "5s,", "5", "5s;5m", "-1s", "8days", &"1s,".repeat(40)] {
             assert!(Schedule::parse(bad).is_err(), "{bad}");
         }
@@ -132,33 +126,25 @@ mod tests {
     fn responded(status: u16) -> EndpointResponse {
         EndpointResponse {
             status,
-            retry_after: None,
+            ..EndpointResponse::default()
         }
     }
 
     #[test]
     fn only_success_acknowledges_and_only_gone_ends_at_once() {
         for status in [200, 201, 202, 204, 299] {
-            assert_eq!(
-                next(0, Some(responded(status)), 0.5),
-                AfterAttempt::Delivered,
-                "{status}"
-            );
+            assert!(responded(status).acknowledges(), "{status}");
         }
+        let first = Some(Duration::from_secs(5));
         for status in [
             100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599,
         ] {
-            assert_eq!(
-                next(0, Some(responded(status)), 0.5),
-                AfterAttempt::Retry(Duration::from_secs(5)),
-                "{status}"
-            );
+            let response = responded(status);
+            assert!(!response.acknowledges(), "{status}");
+            assert_eq!(retry_in(0, &response, 0.5), first, "{status}");
         }
-        assert_eq!(next(0, Some(responded(410)), 0.5), AfterAttempt::Exhausted);
-        assert_eq!(
-            next(0, None, 0.5),
-            AfterAttempt::Retry(Duration::from_secs(5))
-        );
+        assert_eq!(retry_in(0, &responded(410), 0.5), None);
+        assert_eq!(schedule().retry_in(0, None, 0.5), first);
     }
 
     proptest! {
@@ -166,7 +152,7 @@ mod tests {
         fn a_wait_is_the_schedules_within_its_jitter(attempt in 0..7_u32, status in 300..600_u16, random in 0.0..1.0) {
             prop_assume!(status != 410);
             let scheduled = schedule().0[attempt as usize];
-            let AfterAttempt::Retry(wait) = next(attempt, Some(responded(status)), random) else {
+            let Some(wait) = retry_in(attempt, &responded(status), random) else {
                 return Err(TestCaseError::fail("not retried"));
             };
             prop_assert!(wait >= scheduled.mul_f64(0.9) && wait <= scheduled.mul_f64(1.1), "{wait:?}");
@@ -175,9 +161,9 @@ mod tests {
         #[test]
         fn an_endpoint_can_ask_for_more_time_but_not_for_less(attempt in 0..7_u32, asked: u64, random in 0.0..1.0) {
             let retry_after = Some(Duration::from_secs(asked));
-            let plain = next(attempt, Some(responded(503)), random);
-            let polite = next(attempt, Some(EndpointResponse { retry_after, ..responded(503) }), random);
-            let (AfterAttempt::Retry(plain), AfterAttempt::Retry(polite)) = (plain, polite) else {
+            let plain = retry_in(attempt, &responded(503), random);
+            let polite = retry_in(attempt, &EndpointResponse { retry_after, ..responded(503) }, random);
+            let (Some(plain), Some(polite)) = (plain, polite) else {
                 return Err(TestCaseError::fail("not retried"));
             };
             prop_assert!(polite >= plain && polite <= LONGEST_WAIT);
@@ -186,7 +172,7 @@ mod tests {
 
         #[test]
         fn whatever_is_responded_ends_after_the_last_attempt(attempt in 7..u32::MAX, status in 300..600_u16) {
-            prop_assert_eq!(next(attempt, Some(responded(status)), 0.5), AfterAttempt::Exhausted);
+            prop_assert_eq!(retry_in(attempt, &responded(status), 0.5), None);
         }
     }
 }

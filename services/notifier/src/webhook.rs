@@ -189,7 +189,7 @@ impl WebhookSender {
         })
     }
 
-    /// Posts one webhook. Returns the response and the beginning of its body. Redirects are not
+    /// Posts one webhook. Redirects are not
     /// followed. A date in `Retry-After` is compared with `now`.
     pub async fn post(
         &self,
@@ -197,7 +197,7 @@ impl WebhookSender {
         headers: HeaderMap,
         body: Vec<u8>,
         now: OffsetDateTime,
-    ) -> Result<(EndpointResponse, Vec<u8>), NoResponse> {
+    ) -> Result<EndpointResponse, NoResponse> {
         let mut request = request(&url, headers, body).ok_or(NoResponse::BadUrl)?;
         self.guard.check_url(&url).map_err(NoResponse::Forbidden)?;
         let captured = capture_connection(&mut request);
@@ -211,7 +211,7 @@ impl WebhookSender {
                 Err(error) => {
                     let head = EndpointResponse {
                         status: unread(&error, &received)?,
-                        retry_after: None,
+                        ..EndpointResponse::default()
                     };
                     return Ok((head, None));
                 }
@@ -223,20 +223,21 @@ impl WebhookSender {
             let head = EndpointResponse {
                 status: response.status().as_u16(),
                 retry_after: retry_after.and_then(|header| retry_after::parse(header, now)),
+                ..EndpointResponse::default()
             };
             Ok((head, Some(response.into_body())))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let (response, body) = tokio::time::timeout_at(deadline, exchange)
+        let (mut response, body) = tokio::time::timeout_at(deadline, exchange)
             .await
             .map_err(|_| NoResponse::Timeout)??;
-        let mut beginning = Vec::new();
         let deadline = deadline.min(tokio::time::Instant::now() + BODY_WAIT);
         // A body that is late or broken changes nothing, because only the status counts.
         if let Some(body) = body {
-            let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
+            let _ =
+                tokio::time::timeout_at(deadline, read_to_cap(body, &mut response.beginning)).await;
         }
-        Ok((response, beginning))
+        Ok(response)
     }
 }
 
@@ -373,13 +374,6 @@ mod tests {
     }
 
     async fn post(sender: &WebhookSender, url: &str) -> Result<EndpointResponse, NoResponse> {
-        Ok(post_and_read(sender, url).await?.0)
-    }
-
-    async fn post_and_read(
-        sender: &WebhookSender,
-        url: &str,
-    ) -> Result<(EndpointResponse, Vec<u8>), NoResponse> {
         sender
             .post(
                 url.parse().unwrap(),
@@ -410,25 +404,22 @@ mod tests {
     async fn a_response_is_its_status_however_its_body_goes_on() {
         let sender = sender("127.0.0.0/8");
         let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
-        assert_eq!(
-            post(&sender, &unfinished).await,
-            Ok(EndpointResponse {
-                status: 200,
-                retry_after: None
-            })
-        );
+        let expected = EndpointResponse {
+            status: 200,
+            beginning: b"{".to_vec(),
+            ..EndpointResponse::default()
+        };
+        assert_eq!(post(&sender, &unfinished).await, Ok(expected));
         let mut large =
             b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
         large.resize(64 * 1024, b'x');
         let waiting = EndpointResponse {
             status: 503,
             retry_after: Some(Duration::from_secs(7)),
+            beginning: vec![b'x'; BODY_READ],
+            proves: false,
         };
-        let (answer, beginning) = post_and_read(&sender, &endpoint(large).await)
-            .await
-            .unwrap();
-        assert_eq!(answer, waiting);
-        assert_eq!(beginning, [b'x'; BODY_READ]);
+        assert_eq!(post(&sender, &endpoint(large).await).await, Ok(waiting));
         let moved =
             endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
         assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
@@ -497,8 +488,8 @@ mod tests {
         for odd in ["x: a\r\n folded", "x : blank", "no colon"] {
             let answer = format!("HTTP/1.1 503 Busy\r\n{odd}\r\nretry-after: 7\r\n\r\nbusy");
             let url = ending(answer).await;
-            let (answer, body) = post_and_read(&sender("127.0.0.0/8"), &url).await.unwrap();
-            let seen = (answer.retry_after.is_some(), body.as_slice());
+            let answer = post(&sender("127.0.0.0/8"), &url).await.unwrap();
+            let seen = (answer.retry_after.is_some(), answer.beginning.as_slice());
             assert_eq!(seen, (true, &b"busy"[..]), "{odd}");
         }
     }

@@ -43,12 +43,9 @@ pub(super) fn request_span(url: &Url, attempt: u32) -> Span {
 }
 
 /// Records the response of the endpoint, or why there is none, in the span of the request.
-pub(super) fn record_response(
-    span: &Span,
-    response: &Result<(EndpointResponse, Vec<u8>), NoResponse>,
-) {
+pub(super) fn record_response(span: &Span, response: &Result<EndpointResponse, NoResponse>) {
     match response {
-        Ok((response, _)) => {
+        Ok(response) => {
             span.record(HTTP_RESPONSE_STATUS_CODE, response.status);
             if response.status >= 400 {
                 span.record(ERROR_TYPE, tracing::field::display(response.status));

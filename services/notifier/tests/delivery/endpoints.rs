@@ -62,6 +62,19 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     bench.stop().await;
 }
 
+/// The sweep creates what a fan-out could not.
+#[tokio::test]
+async fn a_fan_out_that_fails_keeps_no_leased_delivery_from_its_endpoint() {
+    let (mut bench, partner) = Bench::start_for("/hook").await;
+    let broken = "UPDATE partners SET has_further_endpoints = true;
+         ALTER FUNCTION derived_id RENAME TO hidden";
+    bench.sql(broken).await;
+    let topup = bench.ready(partner).await;
+    bench.make_due().await;
+    assert_eq!(bench.delivered(&topup).await.attempt, 1);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
     let (mut bench, partner) = Bench::start_for("/paused").await;
