@@ -36,8 +36,8 @@ use crate::{batcher::next_batch, trace};
 pub struct WriterPanicked;
 
 /// What a group commit writes, and how. The results match the items one to one. The implementations
-/// are `InsertAndAnnounce` of ingress, `Settlements` of the provisioner, and `Attempts` and
-/// `WithoutUrl` of the notifier.
+/// are `InsertAndAnnounce` of ingress, `Settlements` of the provisioner, and `AttemptRecorder`
+/// and `WithoutUrl` of the notifier.
 pub trait BatchWriter: Send + Sync + 'static {
     /// The name of the writer's task.
     const NAME: &'static str;
@@ -208,7 +208,6 @@ async fn run<W: BatchWriter>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, m
         }
         let results = write_batch(&writer, &items).await;
         let together = items.len();
-        debug_assert_eq!(results.len(), together, "one result for each item");
         for (answer, result) in answers.into_iter().zip(results) {
             // The caller may be gone by now. Its item is written all the same.
             let _ = answer.send((result, together));
@@ -242,19 +241,33 @@ async fn write_batch<W: BatchWriter>(
     writer: &W,
     items: &[W::Item],
 ) -> Vec<Result<W::Output, W::Error>> {
-    match writer.write(items).await {
+    match write_together(writer, items).await {
         Ok(outputs) => outputs.into_iter().map(Ok).collect(),
         Err(error) if items.len() > 1 && W::one_is_at_fault(&error) => {
             let mut results = Vec::with_capacity(items.len());
             for item in items {
-                let alone = writer.write(std::slice::from_ref(item)).await;
-                results
-                    .push(alone.and_then(|mut outputs| outputs.pop().ok_or_else(|| error.clone())));
+                let alone = write_together(writer, std::slice::from_ref(item)).await;
+                match alone {
+                    Ok(outputs) => results.extend(outputs.into_iter().map(Ok)),
+                    Err(error) => results.push(Err(error)),
+                }
             }
             results
         }
         Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
     }
+}
+
+/// Writes items together. A writer that has not one result for each item is out of order: each
+/// caller might get the result of another one. So it panics, which ends the process, and no caller
+/// gets a result.
+async fn write_together<W: BatchWriter>(
+    writer: &W,
+    items: &[W::Item],
+) -> Result<Vec<W::Output>, W::Error> {
+    let outputs = writer.write(items).await?;
+    assert_eq!(outputs.len(), items.len(), "one result for each item");
+    Ok(outputs)
 }
 
 #[cfg(test)]
@@ -263,7 +276,7 @@ mod tests {
 
     use super::*;
 
-    /// Doubles numbers, refuses 13, and records the batches it saw.
+    /// Doubles numbers, refuses 13, forgets 777, and records the batches it saw.
     struct Doubler {
         gate: Arc<Semaphore>,
         batches: Arc<Mutex<Vec<usize>>>,
@@ -286,7 +299,8 @@ mod tests {
             if items.contains(&0) {
                 return Err("down");
             }
-            Ok(items.iter().map(|item| item * 2).collect())
+            let counted = items.iter().filter(|item| **item != 777);
+            Ok(counted.map(|item| item * 2).collect())
         }
 
         fn can_wait(item: &u32) -> bool {
@@ -390,6 +404,20 @@ mod tests {
         assert_eq!(writing.await.unwrap(), Ok(Some(Ok(2))));
         assert_eq!(commit.write(4).await, Ok(Ok(8)));
         assert_eq!(*batches.lock().unwrap(), [1, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_writer_with_too_few_results_answers_nobody_and_ends_the_process() {
+        for items in [&[777][..], &[1, 777, 3], &[13, 777]] {
+            let gate = Arc::new(Semaphore::new(9));
+            let shutdown = Shutdown::new();
+            let batches = Arc::default();
+            let commit = GroupCommit::start(Doubler { gate, batches }, 100, &shutdown);
+            let writes = items.iter().map(|item| commit.write(*item));
+            let results = futures_util::future::join_all(writes).await;
+            assert!(results.iter().all(Result::is_err), "{items:?}: {results:?}");
+            assert!(shutdown.finished().await.is_err());
+        }
     }
 
     #[tokio::test]
