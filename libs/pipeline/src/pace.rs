@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use runtime::make_room;
+
 use crate::owner::Owner;
 
 /// After this time without an attempt, the pace of a partner is no longer known.
 const REMEMBERED: Duration = Duration::from_mins(10);
-/// The number of partners at which those that are silent are dropped.
-const MANY: usize = 10_000;
 
 /// What the attempts of a partner are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +47,7 @@ struct Known {
 impl Paces {
     /// Notes that a partner without permits got one.
     pub(crate) fn begin(&mut self, owner: Owner, now: Instant) {
-        if self.owners.len() >= MANY {
-            self.owners.retain(|_, known| !known.is_old(now));
-        }
+        make_room(&mut self.owners, |_, known| !known.is_old(now));
         let known = self.owners.entry(owner).or_insert(Known {
             last_was_slow: None,
             progress: now,

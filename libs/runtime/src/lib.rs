@@ -29,6 +29,7 @@ pub mod moment;
 pub mod outage;
 mod process;
 pub mod retry_after;
+mod room;
 pub mod sampler;
 mod setting_files;
 mod shown;
@@ -40,6 +41,7 @@ pub mod version;
 pub use config::CommonConfig;
 pub use lifecycle::Shutdown;
 pub use locks::lock;
+pub use room::make_room;
 
 use std::process::ExitCode;
 

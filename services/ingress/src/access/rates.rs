@@ -19,7 +19,7 @@ use std::{
 
 use accounts::partners::PartnerLimits;
 use domain::{Environment, PartnerId};
-use runtime::lock;
+use runtime::{lock, make_room};
 
 use crate::{
     access::directory::KnownPartner,
@@ -36,9 +36,6 @@ use crate::{
 /// are few (`PROVIDER_RATE`), and purchases need them, too.
 const PARTNER_ESIM_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
 
-/// The number of partners with state at which those that are silent are dropped. Without it, the
-/// map would grow with every partner that ever sent a request.
-const REMEMBERED: usize = 10_000;
 /// After this time without requests, the state of a partner may be dropped, if its bursts are full
 /// again.
 const FORGOTTEN: Duration = Duration::from_mins(1);
@@ -134,11 +131,9 @@ impl Rates {
             known.used = now;
             return Arc::clone(&known.rates);
         }
-        if partners.len() >= REMEMBERED {
-            partners.retain(|_, known| {
-                now.saturating_duration_since(known.used) < FORGOTTEN.max(known.rates.full_after())
-            });
-        }
+        make_room(&mut partners, |_, known| {
+            now.saturating_duration_since(known.used) < FORGOTTEN.max(known.rates.full_after())
+        });
         let rates = Arc::new(self.rates(partner.limits, self.units_per_order(partner)));
         partners.insert(
             partner.id,

@@ -30,7 +30,7 @@ use pipeline::{
     Nats,
     payload::{DepartureQuestion, DepartureReply},
 };
-use runtime::lock;
+use runtime::{lock, make_room};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
@@ -67,11 +67,8 @@ impl Departures {
     /// Notes that this process no longer answers an order whose answer had this deadline.
     pub(crate) fn note(&self, order_id: OrderId, deadline: Instant) {
         let mut left = lock(&self.left);
-        // What is too old is forgotten before the map would grow.
-        if left.len() == left.capacity() {
-            let now = Instant::now();
-            left.retain(|_, until| *until > now);
-        }
+        let now = Instant::now();
+        make_room(&mut left, |_, until| *until > now);
         left.insert(order_id, deadline + LONGER);
     }
 

@@ -48,7 +48,7 @@ use pipeline::{
     payload::{ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport},
     publish::AnnouncedRow,
 };
-use runtime::{Shutdown, lock};
+use runtime::{Shutdown, lock, make_room};
 use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -191,14 +191,12 @@ impl PendingOrders {
             answerable: Some(sender),
         };
         let mut orders = lock(&self.orders);
-        // Answered orders whose units never came are forgotten before the map would grow.
-        if orders.len() == orders.capacity() {
-            let now = Instant::now();
-            orders.retain(|_, order| match order.phase {
-                Phase::Answering { .. } => true,
-                Phase::Answered { until } => until > now,
-            });
-        }
+        // Answered orders whose units never came are forgotten.
+        let now = Instant::now();
+        make_room(&mut orders, |_, order| match order.phase {
+            Phase::Answering { .. } => true,
+            Phase::Answered { until } => until > now,
+        });
         orders.insert(order.order_id, pending);
         PendingAnswer {
             pending: Arc::clone(self),
