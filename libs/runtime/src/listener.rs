@@ -109,7 +109,7 @@ impl Connections {
         Some(admitted.held)
     }
 
-    /// Responds to a connection without a permit, and closes it.
+    /// Responds to a connection without a place, and closes it.
     fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr) {
         self.refused.add(1, &[KeyValue::new("reason", "all")]);
         if let Some(suppressed) = self.log.pass() {

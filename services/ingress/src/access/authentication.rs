@@ -170,7 +170,7 @@ impl Authenticator {
         };
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
-        // which keys exist.
+        // that there was such a partner.
         let unknown = || self.denied_naming(ErrorCode::AccessKeyUnknown, &names.access_key);
         // Access keys consist of visible ASCII characters. A value with any other character cannot
         // match a key, so it is refused without a look-up.
