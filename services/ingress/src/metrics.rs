@@ -58,10 +58,12 @@ pub(crate) enum OrderResult {
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
-    /// The order was not stored. Usually that is a 503, because it waited too long in the queue, or
-    /// because an earlier order with its external id was still undecided. A partner that hung up
-    /// while its order was queued counts here, too.
+    /// 503: the order waited too long in the queue, so it was not stored.
     Expired,
+    /// 503: an earlier order with its external id may still be refused, so it was not stored.
+    Undecided,
+    /// The partner hung up before its order was stored.
+    HungUp,
     /// 500.
     Error,
 }

@@ -157,15 +157,14 @@ impl Observer {
         let Some(refusals) = &self.refusals else {
             return;
         };
-        let status = response.status();
         let extensions = response.extensions_mut();
         let Some(sender) = extensions.get::<RequestSender>().copied() else {
             return;
         };
-        let Some(reason) = extensions
+        let Some((status, reason)) = extensions
             .get::<ErrorRecord>()
-            .map(|record| record.reason)
-            .filter(|_| status != StatusCode::INTERNAL_SERVER_ERROR)
+            .map(|record| (record.status, record.reason))
+            .filter(|(status, _)| *status != StatusCode::INTERNAL_SERVER_ERROR)
         else {
             return;
         };
@@ -182,15 +181,20 @@ impl Observer {
 
     /// Records the error of a response, if it has one.
     fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
-        let status = response.status();
-        let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else {
+        let Some(ErrorRecord {
+            status,
+            reason,
+            cause,
+            ..
+        }) = response.extensions().get()
+        else {
             return;
         };
         let sender = response.extensions().get::<RequestSender>();
         let partner = sender.filter(|sender| sender.signed);
         let partner = partner.map(|sender| sender.partner);
-        if status != StatusCode::INTERNAL_SERVER_ERROR {
-            self.refused(status, reason, partner, request_id, peer);
+        if *status != StatusCode::INTERNAL_SERVER_ERROR {
+            self.refused(*status, reason, partner, request_id, peer);
             return;
         }
         // During an outage of the database every request gets a 500, so these lines are limited.
@@ -226,7 +230,9 @@ pub(crate) async fn observe(
     trace::link(span, traceparent(&request));
     let mut response = next.run(request).instrument(span.clone()).await;
     let instead = response.extensions().get::<ReplacedStatus>().copied();
-    let status = instead.map_or(response.status(), |ReplacedStatus(status)| status);
+    let record = response.extensions().get::<ErrorRecord>();
+    let own = record.map_or(response.status(), |record| record.status);
+    let status = instead.map_or(own, |ReplacedStatus(status)| status);
     observer.requests.end(&underway, Some(status));
     if instead.is_none() {
         span.in_scope(|| observer.answered(&response, &id, connection.peer));

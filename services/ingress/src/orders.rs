@@ -5,7 +5,7 @@
 //! meanwhile receives the verdicts and [`heartbeats`] of the provisioners, and holds the readiness
 //! events of the order until its answer has left. [`crate::http::departures`] remembers that it
 //! has, for early cancellations. [`mishap`] makes answers go wrong for sandbox accounts that ask
-//! for it.
+//! for it, and [`result`] names what became of a request for the metrics.
 
 pub(crate) mod accept;
 pub(crate) mod check;
@@ -15,3 +15,4 @@ pub(crate) mod handshake;
 mod heartbeats;
 pub(crate) mod mishap;
 pub(crate) mod request;
+mod result;

@@ -7,7 +7,10 @@
 //! It relies on hyper, which has checked that `Content-Length` is a number, and never passes on
 //! more bytes than it says.
 
-use std::time::Duration;
+use std::{
+    io::{self, ErrorKind},
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -66,14 +69,30 @@ fn is_encoded(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Why a body has no end: its client has hung up, unless hyper could not read a chunk of it.
+fn broken_off(error: &axum::Error) -> ApiError {
+    let mut causes = anyhow::Chain::new(error);
+    let is_malformed = causes.any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| {
+            matches!(
+                error.kind(),
+                ErrorKind::InvalidInput | ErrorKind::InvalidData
+            )
+        })
+    });
+    if is_malformed {
+        return ErrorCode::InvalidJson.into();
+    }
+    ApiError::HungUp
+}
+
 /// Reads a body whose [`most_bytes`] is within the limit.
 pub(crate) async fn read_stream(max_body: usize, body: Body) -> Result<Bytes, ApiError> {
     let mut pieces = body.into_data_stream();
     let reading = async {
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
-            // An error means that the partner hung up, so nobody receives this response.
-            let piece = piece.map_err(|_| ApiError::from(ErrorCode::InvalidJson))?;
+            let piece = piece.map_err(|error| broken_off(&error))?;
             if whole.len() + piece.len() > max_body {
                 return Err(ApiError::with(ErrorCode::BodyTooLarge, max_body));
             }
@@ -84,4 +103,29 @@ pub(crate) async fn read_stream(max_body: usize, body: Body) -> Result<Bytes, Ap
     tokio::time::timeout(BODY_TIMEOUT, reading)
         .await
         .unwrap_or_else(|_| Err(ErrorCode::BodyTimeout.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_hangs_up_sends_no_invalid_json() {
+        let broken = async |kind| {
+            let pieces = [Ok("{"), Err(io::Error::from(kind))];
+            read_stream(9, Body::from_stream(stream::iter(pieces))).await
+        };
+        for kind in [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset] {
+            assert!(
+                matches!(broken(kind).await, Err(ApiError::HungUp)),
+                "{kind}"
+            );
+        }
+        let malformed = broken(ErrorKind::InvalidData).await;
+        assert!(
+            matches!(malformed, Err(ApiError::Plain { code, .. }) if code == ErrorCode::InvalidJson)
+        );
+    }
 }

@@ -30,6 +30,10 @@ const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 /// clients and proxies limit the size of a response head.
 const MAX_CODES: usize = 20;
 
+/// What the metrics and the log call the status of a request whose client hung up before its end.
+/// HTTP has none for it, and proxies use this one.
+const HUNG_UP: u16 = 499;
+
 /// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
 /// holds the status of the replaced one, which the metrics record.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +123,9 @@ pub(crate) enum ApiError {
         code: ErrorCode,
         bound: &'static str,
     },
+    /// The client hung up in the middle of its body, so nobody receives a response, except for a
+    /// client that has only ended its side of the connection. Such a one gets a 400.
+    HungUp,
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
 }
@@ -139,6 +146,8 @@ pub(crate) struct ReachedLimit {
 /// that it reaches [`super::observe`] without being sent.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorRecord {
+    /// The status of the response, or [`HUNG_UP`].
+    pub(crate) status: StatusCode,
     /// The code of the first error, or the bound that was reached.
     pub(crate) reason: &'static str,
     pub(crate) errors: Vec<NamedCode>,
@@ -212,6 +221,7 @@ impl ApiError {
             Self::Plain { code, .. } => code.name(),
             Self::Unprocessable(faults) => faults.first().map_or("none", |fault| fault.code.name()),
             Self::Limited(ReachedLimit { bound, .. }) | Self::Unavailable { bound, .. } => bound,
+            Self::HungUp => "hung_up",
             Self::Internal(_) => ErrorCode::InternalError.name(),
         }
     }
@@ -230,6 +240,7 @@ impl ApiError {
             Self::Plain { code, .. }
             | Self::Limited(ReachedLimit { code, .. })
             | Self::Unavailable { code, .. } => *code,
+            Self::HungUp => ErrorCode::InvalidJson,
             Self::Internal(_) => ErrorCode::InternalError,
         };
         vec![code.into()]
@@ -241,6 +252,7 @@ impl IntoResponse for ApiError {
         let reason = self.reason();
         let errors = self.errors();
         let mut cause = None;
+        let hung_up = matches!(self, Self::HungUp);
         let mut response = match self {
             Self::Plain { code, message } if code.status() == StatusCode::UNAUTHORIZED => {
                 let body = json!({ "error": { "code": "unauthorized", "message": message } });
@@ -276,12 +288,19 @@ impl IntoResponse for ApiError {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
                 (headers, simple(code, code.message())).into_response()
             }
+            Self::HungUp => simple(ErrorCode::InvalidJson, ErrorCode::InvalidJson.message()),
             Self::Internal(error) => {
                 cause = Some(ErrorCause::from(&error));
                 simple(ErrorCode::InternalError, ErrorCode::InternalError.message())
             }
         };
+        let status = if hung_up {
+            StatusCode::from_u16(HUNG_UP).unwrap_or(StatusCode::BAD_REQUEST)
+        } else {
+            response.status()
+        };
         response.extensions_mut().insert(ErrorRecord {
+            status,
             reason,
             errors,
             cause,

@@ -44,7 +44,7 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock::Moment};
 use serde::Serialize;
-use store::orders::{NewOrder, NewTopup, OrderStatus, PlacementRefusal};
+use store::orders::{NewOrder, NewTopup, OrderStatus};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -60,6 +60,7 @@ use crate::{
     orders::{
         decide,
         handshake::{Handshake, PendingAnswer},
+        result,
     },
 };
 
@@ -250,12 +251,9 @@ impl OrderService {
                 let taken = ApiError::Unprocessable(vec![RequestFault::new(
                     ErrorCode::ExternalOrderIdTaken,
                 )]);
-                return self.fail(OrderResult::Duplicate, taken, answer);
+                return self.fail(taken, answer);
             }
-            Err(error @ ApiError::Unavailable { .. }) => {
-                return self.fail(OrderResult::Expired, error, answer);
-            }
-            Err(error) => return self.fail(OrderResult::Error, error, answer),
+            Err(error) => return self.fail(error, answer),
         };
         let order_id = order.order_id;
         let answer_deadline = sent + order.answer_within;
@@ -360,29 +358,18 @@ impl OrderService {
                     "the order got a 422: the provider rejected it or could not be reached, and \
                      nothing of it is bought"
                 );
-                let rejected = refusals
-                    .iter()
-                    .any(|refusal| matches!(refusal, PlacementRefusal::Rejected { .. }));
-                let outcome = if rejected {
-                    OrderResult::Refused
-                } else {
-                    OrderResult::Unreachable
-                };
-                self.fail(
-                    outcome,
-                    ApiError::Unprocessable(decide::refusal_errors(order.order_id, &refusals)),
-                    answer,
-                );
+                let errors = decide::refusal_errors(order.order_id, &refusals);
+                self.fail(ApiError::Unprocessable(errors), answer);
             }
             // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises
             // nothing, and a repeated request learns which of them is true.
-            Err(error) => self.fail(OrderResult::Error, error, answer),
+            Err(error) => self.fail(error, answer),
         }
     }
 
     /// Counts an order that gets no 201, and sends its error to the handler.
-    fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<OrderAnswer>) {
-        self.metrics.order(result, 0);
+    fn fail(&self, error: ApiError, answer: oneshot::Sender<OrderAnswer>) {
+        self.metrics.order(result::of(&error), 0);
         let _ = answer.send(Err(error));
     }
 
@@ -431,7 +418,7 @@ impl OrderService {
                 tokio::select! {
                     () = tokio::time::sleep(pause.min(undecided_for)) => {}
                     // Nobody reads the answer, and others wait for this place.
-                    () = answer.closed() => return Err(UNDECIDED_ORDER),
+                    () = answer.closed() => return Err(ApiError::HungUp),
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -474,7 +461,14 @@ impl OrderService {
                 let stops = "the task that stores orders has panicked, so the process stops";
                 ApiError::internal(anyhow::anyhow!(stops))
             })?;
-            match written.ok_or(QUEUED_TOO_LONG)? {
+            let Some(written) = written else {
+                return Err(if answer.is_closed() {
+                    ApiError::HungUp
+                } else {
+                    ApiError::overloaded(result::QUEUE_DEADLINE)
+                });
+            };
+            match written {
                 Err(error)
                     if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS =>
                 {
@@ -499,8 +493,6 @@ const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
     code: ErrorCode::OrderUndecided,
     bound: "undecided",
 };
-/// 503: the order waited in the queue for `QUEUE_DEADLINE`. It was not stored.
-const QUEUED_TOO_LONG: ApiError = ApiError::overloaded("queue_deadline");
 
 /// The units of an order, by placement.
 fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {

@@ -217,11 +217,6 @@ fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
     alternatives.iter().enumerate().map(further).collect()
 }
 
-/// Whether the taken external id is the only error, so that the request repeats an earlier one.
-pub(super) fn is_only_taken(errors: &[RequestFault]) -> bool {
-    matches!(errors, [only] if only.code == ErrorCode::ExternalOrderIdTaken)
-}
-
 /// Whether the taken external id is among the errors, so that an order with this id is stored.
 pub(super) fn names_taken(errors: &[RequestFault]) -> bool {
     errors

@@ -34,12 +34,13 @@ use crate::{
         refusals::{ExternalOrderId, RequestSender},
     },
     limits::OrderSize,
-    metrics::{Metrics, OrderResult},
+    metrics::Metrics,
     orders::{
         accept::{self, CreatedAnswer, OrderService},
         check,
         mishap::Mishaps,
         request::{self, Draft},
+        result,
     },
 };
 
@@ -108,7 +109,7 @@ pub(crate) async fn create_order(
             }
         }
         Err(error) => {
-            app.metrics.order(order_result(&error), 0);
+            app.metrics.order(result::of(&error), 0);
             error.into_response()
         }
     };
@@ -200,7 +201,7 @@ async fn create(
     connection: Arc<Connection>,
 ) -> Result<Response, ApiError> {
     let checked = app.orders.check(partner, received.draft).await;
-    let order = checked.inspect_err(|error| app.metrics.order(order_result(error), 0))?;
+    let order = checked.inspect_err(|error| app.metrics.order(result::of(error), 0))?;
     Span::current().record("order.id", field::display(order.order_id));
     let answered = app.orders.submit(order, received.admitted).await;
     let answered = answered.context("the order's task ended without an answer");
@@ -231,15 +232,4 @@ fn location(orders_path: &str, external_order_id: Option<&str>) -> Option<Header
         _ => format!("{orders_path}/{}", webhooks::body::encoded(id)),
     };
     HeaderValue::try_from(path).ok()
-}
-
-/// The result that the metrics count for an order that was refused before it was submitted.
-fn order_result(error: &ApiError) -> OrderResult {
-    match error {
-        ApiError::Internal(_) => OrderResult::Error,
-        ApiError::Limited(_) => OrderResult::Limited,
-        ApiError::Unavailable { .. } => OrderResult::Shed,
-        ApiError::Unprocessable(errors) if check::is_only_taken(errors) => OrderResult::Duplicate,
-        _ => OrderResult::Invalid,
-    }
 }
