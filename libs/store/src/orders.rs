@@ -142,7 +142,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         .iter()
         .map(|order| order.traceparent.as_deref())
         .collect();
-    let answers: Vec<f64> = sorted
+    let seconds_to_answer: Vec<f64> = sorted
         .iter()
         .map(|order| seconds(order.answer_within))
         .collect();
@@ -190,7 +190,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &partner_ids,
             &external_ids as &[&str],
             &traceparents as &[Option<&str>],
-            &answers,
+            &seconds_to_answer,
             &answering as &[Option<Uuid>],
             all_wait,
             &placements.ids,

@@ -7,7 +7,6 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::qr::QrUrls;
-pub use crate::qr::encoded;
 
 // The body contains the activation code, so it must never be logged. The doc comment below is part
 // of the API description that partners read.

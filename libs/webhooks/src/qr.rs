@@ -23,7 +23,7 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 
 /// Percent-encodes a text, so that it can be one segment of a path.
-pub fn encoded(text: &str) -> String {
+pub fn path_segment(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
@@ -43,7 +43,7 @@ impl QrUrls {
     /// The URL of the picture of an activation code. It contains the code, so never log it.
     pub fn url(&self, code: &ActivationCode) -> String {
         let text = code.download_link();
-        let url = format!("{}/qr/{}/{SIZE}", self.base, encoded(&text));
+        let url = format!("{}/qr/{}/{SIZE}", self.base, path_segment(&text));
         match self.keys.mac(&text) {
             Some(mac) => format!("{url}?{MAC}{mac}"),
             None => url,

@@ -6,8 +6,9 @@
 //!
 //! Guarantee: no webhook goes to a URL that had changed, or is signed with a secret that had been
 //! replaced, when the statement began, and none to an endpoint that was blocked or paused then.
-//! Each such change raises the version of the configuration in its own transaction, by the triggers
-//! that call `configuration_changed` at its commit. The statement compares that version in its own
+//! Each such change raises the version of the configuration (`system.version`) in its own
+//! transaction, by the triggers in `libs/pg/schema.sql` that call `configuration_changed` at its
+//! commit; they name the columns that count. The statement compares that version in its own
 //! snapshot with the one in which the endpoints were read, and returns nothing if they differ. The
 //! endpoint is that of the partner in the delivery's row, so no message can choose it.
 

@@ -82,6 +82,9 @@ pub(crate) struct PerSecond {
     pub(crate) units: u32,
 }
 
+/// A limit of a partner. `governor` serves the limits of a whole process ([`super::directory`],
+/// [`crate::pages`]) and not these, because it neither says what is left of a rate nor asks two
+/// rates before it uses up one.
 struct Rate {
     what: &'static str,
     /// The name of the limit in the metrics and the log.

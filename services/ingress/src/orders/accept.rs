@@ -334,6 +334,8 @@ impl OrderService {
             Ok(None) => {
                 let units = topups(&order).count();
                 self.metrics.order(OrderResult::Accepted, units);
+                // The provisioner has not counted these, because the order might have been refused
+                // (`count` in its `purchases/settle.rs`).
                 for placement in &order.placements {
                     let verdict = verdicts.get(&placement.placement_id);
                     if matches!(verdict, Some(Verdict::Rejected)) {

@@ -229,7 +229,7 @@ fn location(orders_path: &str, external_order_id: Option<&str>) -> Option<Header
     let path = match id {
         // Clients and proxies remove these segments from a path, in every encoding.
         "." | ".." => format!("{orders_path}?external_order_id={id}"),
-        _ => format!("{orders_path}/{}", webhooks::body::encoded(id)),
+        _ => format!("{orders_path}/{}", webhooks::qr::path_segment(id)),
     };
     HeaderValue::try_from(path).ok()
 }

@@ -15,11 +15,7 @@ use serde::Serialize;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use vault::Purpose;
-use webhooks::{
-    body::{WebhookBody, encoded},
-    event::failure,
-    qr::QrUrls,
-};
+use webhooks::{body::WebhookBody, event::failure, qr::QrUrls, qr::path_segment};
 
 use super::{
     query::Query,
@@ -82,7 +78,7 @@ impl InstallLinks {
         // An activation code consists of characters that a query may contain as they are. Apple
         // documents the link in this form, and Android in the percent-encoded one.
         let ios = format!("https://esimsetup.apple.com/esim_qrcode_provisioning?carddata={text}");
-        let text = encoded(&text);
+        let text = path_segment(&text);
         let android =
             format!("https://esimsetup.android.com/esim_qrcode_provisioning?carddata={text}");
         Self { ios, android }

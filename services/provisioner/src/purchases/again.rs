@@ -22,6 +22,8 @@ impl ProviderContext {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
+        // `collect` is the look-up that says nothing about the lane, where this attempt has long
+        // been counted.
         let response = self.calls.collect(&self.look_up_request(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         let (kind, reason) = match response {

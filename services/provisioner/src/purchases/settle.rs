@@ -368,6 +368,8 @@ impl ProviderContext {
         }
         if settled.moved {
             let counted = Counted::of(claimed, outcome, settled);
+            // While ingress may still answer 422, it counts these units as refused or failed
+            // (`answer_by_verdicts` in its `orders/accept.rs`).
             let undecided =
                 matches!(outcome, AttemptOutcome::Rejected { .. }) && claimed.report_to.is_some();
             self.calls
