@@ -222,7 +222,8 @@ pub fn of_server(session: &ExaminedSession, server: &ServerState, findings: &mut
     }
     if server.longest_transaction > LONG_TRANSACTION {
         let seconds = server.longest_transaction.as_secs();
-        add(FindingKind::LongTransaction { seconds });
+        let of = server.longest_of.clone();
+        add(FindingKind::LongTransaction { seconds, of });
     }
     if !session.archives {
         add(FindingKind::NotArchived);

@@ -181,8 +181,8 @@ pub enum FindingKind {
     ConnectionsFew { used: u64, most: u64 },
     /// A standby has not replayed for long.
     StandbyLags { seconds: u64 },
-    /// A transaction keeps vacuum and migrations waiting.
-    LongTransaction { seconds: u64 },
+    /// A transaction keeps vacuum and migrations waiting, and the sweeps if it writes orders.
+    LongTransaction { seconds: u64, of: String },
     /// WAL is not archived at all.
     NotArchived,
     /// Archiving of WAL fails.

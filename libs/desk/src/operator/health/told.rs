@@ -308,8 +308,8 @@ impl FindingKind {
                 format!("{used} of {most} connections are in use")
             }
             Self::StandbyLags { seconds } => format!("a standby is {} behind", of_seconds(*seconds)),
-            Self::LongTransaction { seconds } => {
-                format!("a transaction has been open for {}", of_seconds(*seconds))
+            Self::LongTransaction { seconds, of } => {
+                format!("a transaction has been open for {} ({of})", of_seconds(*seconds))
             }
             Self::NotArchived => {
                 "WAL is not archived, so a restore loses everything since the last base backup".into()
@@ -410,7 +410,9 @@ impl FindingKind {
             Self::LanesHeldBack { .. } => "Orders of these products wait.",
             Self::ConnectionsFew { .. } => "Nobody yet. Without connections, orders get a 500.",
             Self::StandbyLags { .. } => "Nobody. A failover would have to wait for it.",
-            Self::LongTransaction { .. } => "Nobody yet. Tables grow, and migrations wait.",
+            Self::LongTransaction { .. } => {
+                "Nobody yet. Tables grow, and migrations wait; so do orders whose message was lost, if it writes orders."
+            }
             Self::NotArchived | Self::ArchiveLags { .. } => {
                 "Nobody now. A restore would lose the changes since then."
             }
@@ -518,7 +520,9 @@ impl FindingKind {
             }
             Self::ConnectionsFew { .. } => "lower DATABASE_CONNECTIONS, or raise max_connections",
             Self::StandbyLags { .. } => "see the load of the standby and the network to it",
-            Self::LongTransaction { .. } => "find its session and end it",
+            Self::LongTransaction { .. } => {
+                "end it with pg_terminate_backend(pid), unless it is a dump"
+            }
             Self::NotArchived => {
                 "set archive_mode and archive_command, or use the operator's plug-in"
             }
