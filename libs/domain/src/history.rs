@@ -5,7 +5,7 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::states::UnknownName;
 
-/// What happened to a placement, to a unit of it, to the breaker of a provider, or to an endpoint.
+/// What happened to a placement, to a unit of it, to a provider, or to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumString, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", parse_err_ty = UnknownName, parse_err_fn = unknown)]
@@ -39,6 +39,9 @@ pub enum HistoryKind {
     Blocked,
     /// The block of an endpoint ended.
     Unblocked,
+    /// A provider reported something of a delivered eSIM, or of our account. Nobody believes it: a
+    /// call confirms it.
+    Reported,
 }
 
 fn unknown(name: &str) -> UnknownName {

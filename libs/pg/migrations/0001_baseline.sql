@@ -1260,8 +1260,8 @@ CREATE TRIGGER resend_begun AFTER INSERT ON resends
 -- 9. What partners ask about a delivered eSIM -------------------------------------------------------------------------------
 
 -- Its data use, and to give it back (docs/decisions/0032-after-delivery.md). One row for each unit that a partner has ever
--- asked about; all other units have none, so orders pay nothing. Ingress writes the question, the provisioner asks the
--- provider and writes the answer. When it is due stands in `work`.
+-- asked about, or its provider reported of; all other units have none, so orders pay nothing. Ingress writes the question, the
+-- provisioner asks the provider and writes the answer. When it is due stands in `work`.
 CREATE TABLE esim_requests (
     topup_id text COLLATE "C" PRIMARY KEY,
     partner_id uuid NOT NULL,
@@ -1276,6 +1276,8 @@ CREATE TABLE esim_requests (
     data_total bigint,
     ends_at timestamptz,
     read_at timestamptz,
+    -- When the provider counted the data, if it says so. It counts with a delay of hours.
+    as_of timestamptz,
     -- Why the last question has no answer: `not_available`, because the provider shows no use, or `failed`. Null if it has one.
     usage_failure text,
     usage_failed_at timestamptz,
@@ -1294,10 +1296,10 @@ CREATE TABLE esim_requests (
     message text,
     ended_at timestamptz,
     CONSTRAINT esim_requests_bounds CHECK (
-        least(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at)
-            >= '0001-01-01 00:00:00+00'
-        AND greatest(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at,
-                     ended_at) <= '9999-12-31 00:00:00+00'
+        least(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at,
+              ended_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at,
+                     not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'
         AND greatest(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back),
                      octet_length(reason), octet_length(message)) <= 100000)
 );
@@ -1336,6 +1338,52 @@ BEGIN
 END
 $$;
 REVOKE EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) FROM PUBLIC;
+
+-- Keeps what a provider reported of a delivered eSIM, which it names by its own id or by the ICCID, or of our account if it
+-- names none. Nothing of a report is believed: it makes the question about the use of the eSIM due, whose answer is. A report
+-- that comes again changes nothing. An eSIM of which something was read a moment ago is asked for when that is five minutes
+-- old, as for its partner, so reports cost the provider one call in that time, however many they are.
+-- Returns false if the report was kept before, and null if no eSIM of ours is delivered by that name. The provisioner may call
+-- it and needs no right to write a question or to lock an order. The lock keeps the order out of archives and erasures, as for
+-- a question of a partner; an eSIM that was sold under the ICCID of an earlier one is the later one.
+CREATE FUNCTION report_of_esim(of_provider text, of_unit text, of_iccid text, report text, words text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    about record;
+BEGIN
+    SELECT e.topup_id, p.placement_id, p.order_id, p.partner_id INTO about
+    FROM esims e
+    JOIN topups t ON t.topup_id = e.topup_id
+    JOIN placements p ON p.placement_id = t.placement_id
+    JOIN orders o ON o.order_id = p.order_id
+    WHERE e.topup_id = coalesce(
+            (SELECT u.topup_id FROM esims u WHERE u.provider = of_provider AND u.provider_unit_id = of_unit),
+            (SELECT i.topup_id FROM esims i WHERE i.iccid = of_iccid AND i.provider = of_provider ORDER BY i.topup_id DESC LIMIT 1))
+      AND e.ready_at IS NOT NULL AND e.erased_at IS NULL AND e.returned_at IS NULL
+    FOR KEY SHARE OF o;
+    IF NOT FOUND AND coalesce(of_unit, of_iccid) IS NOT NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO history (history_id, order_id, placement_id, topup_id, provider, kind, detail)
+    VALUES (derived_id('reported', of_provider || ' ' || report), about.order_id, about.placement_id, about.topup_id,
+            of_provider, 'reported', left(words, 200))
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND OR about.topup_id IS NULL THEN
+        RETURN FOUND;
+    END IF;
+    INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
+    VALUES (about.topup_id, about.partner_id, of_provider, now())
+    ON CONFLICT (topup_id) DO UPDATE SET usage_asked_at = now(), usage_failure = NULL, usage_failed_at = NULL
+    WHERE r.usage_asked_at IS NULL;
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT derived_id('usage', r.topup_id), 'usage', r.provider, r.topup_id, r.partner_id,
+           greatest(now(), r.read_at + interval '5 minutes')
+    FROM esim_requests r WHERE r.topup_id = about.topup_id
+    ON CONFLICT DO NOTHING;
+    RETURN true;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION report_of_esim(text, text, text, text, text) FROM PUBLIC;
 
 -- 10. Operators -------------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_provisioner
 -- It answers what partners ask about delivered eSIMs, and marks those that were given back.
 GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
+-- What providers report is kept and confirmed by a call.
+GRANT EXECUTE ON FUNCTION report_of_esim(text, text, text, text, text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
 -- What did not go straight.

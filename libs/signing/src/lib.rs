@@ -1,7 +1,7 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
 //! requests ([`request`]), webhooks ([`webhook`], and [`ed25519`] with a public key), calls to the
-//! providers USIMSA ([`usimsa`]) and eSIM Access ([`esim_access`]), and the URLs of QR pictures
-//! ([`qr`]). It also computes the form in which PostgreSQL stores passwords ([`scram`]), because
+//! providers USIMSA ([`usimsa`]) and eSIM Access ([`esim_access`]), webhooks of Airalo
+//! ([`airalo`]), and the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords ([`scram`]), because
 //! that is made of MACs, too, the one-time [`code`]s that verify a channel for notices, and the
 //! [`password`]s and [`token`]s with which operators sign in at the console.
 //!
@@ -10,6 +10,7 @@
 //! attacker how many of its bytes are right. `Debug` never prints a key, and dropping a key wipes
 //! its bytes.
 
+pub mod airalo;
 pub mod code;
 pub mod ed25519;
 pub mod esim_access;
@@ -29,7 +30,7 @@ use base64::{
 };
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
-use sha2::Sha256;
+use sha2::{Sha256, Sha512};
 use subtle::ConstantTimeEq;
 
 /// Standard Base64. Decoding accepts missing padding, because partners' tools differ in whether
@@ -100,6 +101,16 @@ impl SecretKey {
         for part in parts {
             mac.update(part);
         }
+        mac.finalize().into_bytes().into()
+    }
+
+    /// HMAC-SHA512.
+    fn long_mac(&self, content: &[u8]) -> [u8; 64] {
+        // As above, this never fails, and nobody could compute such a MAC.
+        let Ok(mut mac) = Hmac::<Sha512>::new_from_slice(self.0.expose_secret()) else {
+            return [0; 64];
+        };
+        mac.update(content);
         mac.finalize().into_bytes().into()
     }
 }

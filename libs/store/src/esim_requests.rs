@@ -33,7 +33,10 @@ pub struct Reading {
     pub data_used: Option<u64>,
     /// The data that was bought, in bytes; `None` for an eSIM without a limit, too.
     pub data_total: Option<u64>,
+    /// When the plan of the eSIM ends, which is known once it has begun.
     pub ends_at: Option<OffsetDateTime>,
+    /// When the provider counted the data, which may be hours before it is asked.
+    pub as_of: Option<OffsetDateTime>,
 }
 
 /// Why a question about the use has no answer.
@@ -289,7 +292,7 @@ pub async fn record_reading(
              DELETE FROM work WHERE id = derived_id('usage', $1)
          )
          UPDATE esim_requests
-         SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, read_at = now(),
+         SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
              usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL
          WHERE topup_id = $1",
         topup_id.as_str(),
@@ -297,6 +300,7 @@ pub async fn record_reading(
         reading.data_used.map(bytes),
         reading.data_total.map(bytes),
         reading.ends_at,
+        reading.as_of,
     );
     statement.execute(connection).await?;
     Ok(())

@@ -134,6 +134,8 @@ pub struct HistoryRow {
     pub kind: String,
     pub attempt: Option<i32>,
     pub reason: StoredReason,
+    /// What a provider or an operator said.
+    pub detail: Option<String>,
     /// As JSON.
     pub before: Option<String>,
     pub after: Option<String>,
@@ -143,8 +145,8 @@ pub struct HistoryRow {
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<HistoryRow>> {
     let query = sqlx::query_as!(
         HistoryRow,
-        "SELECT at, placement_id, topup_id, endpoint_id, provider, kind, attempt, reason, before::text AS before,
-                after::text AS after
+        "SELECT at, placement_id, topup_id, endpoint_id, provider, kind, attempt, reason, detail,
+                before::text AS before, after::text AS after
          FROM history WHERE order_id = $1 ORDER BY at DESC LIMIT $2",
         order_id,
         MOST,
@@ -166,13 +168,13 @@ pub async fn around(
     let query = sqlx::query_as!(
         HistoryRow,
         r#"SELECT h.at AS "at!", h.placement_id, h.topup_id, h.endpoint_id, h.provider, h.kind AS "kind!", h.attempt, h.reason,
-                  h.before::text AS before, h.after::text AS after
+                  h.detail, h.before::text AS before, h.after::text AS after
            FROM unnest($1::text[]) AS asked (name)
            CROSS JOIN LATERAL (SELECT * FROM history WHERE provider = asked.name AND order_id IS NULL
                                AND at BETWEEN $3 AND coalesce($4, now()) ORDER BY at DESC LIMIT 50) h
            UNION ALL
            SELECT h.at, h.placement_id, h.topup_id, h.endpoint_id, h.provider, h.kind, h.attempt, h.reason,
-                  h.before::text, h.after::text
+                  h.detail, h.before::text, h.after::text
            FROM unnest($2::uuid[]) AS asked (id)
            CROSS JOIN LATERAL (SELECT * FROM history WHERE endpoint_id = asked.id
                                AND at BETWEEN $3 AND coalesce($4, now()) ORDER BY at DESC LIMIT 50) h
@@ -185,7 +187,7 @@ pub async fn around(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Deletes at most `limit` rows about breakers and endpoints that are older than the term of
+/// Deletes at most `limit` rows about providers and endpoints that are older than the term of
 /// attempts. Rows about an order end with the order. Returns their number.
 pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     let statement = sqlx::query!(

@@ -377,6 +377,36 @@ pub async fn hint_placement(
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
+/// What a provider reports after the sale. It names an eSIM by its own id of the unit or by the
+/// ICCID, or neither if it is about our account.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredReport<'a> {
+    pub unit_id: Option<&'a str>,
+    pub iccid: Option<&'a str>,
+    /// By which a repeat is recognised.
+    pub key: &'a str,
+    /// One short line.
+    pub words: &'a str,
+}
+
+/// Keeps a report, and makes the question about the use of its eSIM due, whose answer confirms it.
+/// Returns false if the report was kept before, and `None` if it is about no delivered eSIM of ours.
+pub async fn report(
+    connection: &mut PgConnection,
+    provider: &str,
+    report: &StoredReport<'_>,
+) -> Result<Option<bool>> {
+    let query = sqlx::query_scalar!(
+        "SELECT report_of_esim($1, $2, $3, $4, $5)",
+        provider,
+        report.unit_id as Option<&str>,
+        report.iccid as Option<&str>,
+        report.key,
+        report.words,
+    );
+    Ok(query.fetch_one(connection).await?)
+}
+
 /// How long a replica holds its share of a rate limit without renewing it. If a replica dies, the
 /// others get its share after this time.
 const SHARE: Duration = Duration::from_secs(3);

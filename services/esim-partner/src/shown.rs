@@ -12,8 +12,9 @@ use runtime::terminal::printable;
 use serde_json::{Map, Value, json};
 
 /// The fields whose texts are shown.
-const FACTS: [&str; 32] = [
+const FACTS: [&str; 33] = [
     "access_key",
+    "as_of",
     "at",
     "cancelled_at",
     "countries",

@@ -8,7 +8,8 @@
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
 //! the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at until it
-//! shows the outcome; after `PARK_AFTER` without one the give-back is parked for an operator.
+//! shows the outcome, or the attempt is repeated where no look can show it; after `PARK_AFTER`
+//! without one the give-back is parked for an operator.
 //!
 //! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
 //! with a process costs one more look. These calls never open the breaker, so that a failing look
@@ -199,7 +200,8 @@ impl ProviderContext {
                     .await
             }
             Some(open) if open.now.state == GiveBackState::Sending => {
-                self.settle_attempt(claimed, open, status).await
+                self.settle_attempt(claimed, open, status, &esim, claim_began)
+                    .await
             }
             Some(open) => {
                 self.begin_attempt(claimed, open, status, &esim, claim_began)
@@ -215,6 +217,8 @@ impl ProviderContext {
         claimed: &ClaimedRequest,
         open: OpenGiveBack,
         status: Result<EsimStatus, Trouble>,
+        esim: &DeliveredEsim,
+        claim_began: Moment,
     ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
         let after_settling_delay = open.attempt_age >= self.settle_delay;
@@ -225,6 +229,13 @@ impl ProviderContext {
                 let event = GiveBackEvent::Installed(attempt);
                 self.end(claimed, event, GiveBackReason::Installed, None)
                     .await
+            }
+            Ok((Custody::Unshown, _)) if after_settling_delay => {
+                self.repeat_attempt(claimed, open, esim, claim_began).await
+            }
+            Ok((Custody::Unshown, _)) => {
+                let left = self.settle_delay.saturating_sub(open.attempt_age);
+                self.go_on(claimed, None, left.max(AGAIN_LEAST)).await
             }
             Ok(_) => {
                 let left = self.settle_delay.saturating_sub(open.attempt_age);
@@ -245,7 +256,42 @@ impl ProviderContext {
         }
     }
 
-    /// Gives an eSIM back of which the provider says that it would take it now.
+    /// Sends an attempt again whose outcome is not known and that no look shows. The provider takes
+    /// an eSIM back once, so the repeat does no harm, and it tells the outcome of the first request:
+    /// it is answered as taken back before. Nothing of the first one is on its way any more, so a
+    /// refusal holds.
+    async fn repeat_attempt(
+        &self,
+        claimed: &ClaimedRequest,
+        open: OpenGiveBack,
+        esim: &DeliveredEsim,
+        claim_began: Moment,
+    ) -> Result<(), pg::Error> {
+        let attempt = open.now.attempt;
+        let send_by = claim_began + self.settle_delay / 2;
+        let trouble = match self.calls.give_back(esim, send_by).await {
+            Some(Ok(GiveBackResponse::Returned)) => return self.returned(claimed).await,
+            Some(Ok(GiveBackResponse::Refused(said))) => {
+                let event = GiveBackEvent::Refused(attempt);
+                return self
+                    .end(claimed, event, GiveBackReason::Refused, Some(said))
+                    .await;
+            }
+            Some(Err(trouble)) => trouble,
+            None => return self.go_on(claimed, None, AGAIN_LEAST).await,
+        };
+        if open.attempt_age >= self.park_after {
+            let said = Some(trouble.reason().to_owned());
+            let event = GiveBackEvent::Park(attempt);
+            return self
+                .end(claimed, event, GiveBackReason::Unknown, said)
+                .await;
+        }
+        self.go_on(claimed, None, pause(open.attempt_age)).await
+    }
+
+    /// Gives an eSIM back of which the provider says that it would take it now, or of which it says
+    /// nothing.
     async fn begin_attempt(
         &self,
         claimed: &ClaimedRequest,
@@ -266,7 +312,7 @@ impl ProviderContext {
                     .await;
             }
             // No attempt is open here, so it is certain that the eSIM stays with the partner.
-            Ok((Custody::Returnable, _)) if is_late => {
+            Ok((Custody::Returnable | Custody::Unshown, _)) if is_late => {
                 return self
                     .refuse(claimed, GiveBackReason::Unreachable, None)
                     .await;
@@ -280,7 +326,7 @@ impl ProviderContext {
             Err(_) => {
                 return self.go_on(claimed, None, pause(open.asked_age)).await;
             }
-            Ok((Custody::Returnable, _)) => {}
+            Ok((Custody::Returnable | Custody::Unshown, _)) => {}
         }
         let Some(attempt) = self.record_attempt(claimed, open.now).await? else {
             return Ok(());

@@ -1,9 +1,14 @@
 //! `POST /callbacks/<provider>/<token>`, by which a provider reports a change of a unit.
 //!
-//! A callback is not signed, so nothing in it is believed. It is only a hint to collect the
-//! profiles of a placement sooner, which would happen anyway on a schedule. So a lost callback
-//! makes a webhook some seconds later, and a forged one costs a call to the provider. Neither the
-//! body nor the path is ever logged, because the body holds a profile and the path holds the token.
+//! Most callbacks are not signed, so nothing in one is believed. It is only a hint. One about a
+//! purchase has the profiles collected sooner, which would happen anyway on a schedule. So a lost
+//! callback makes a webhook some seconds later, and a forged one costs a call to the provider. One
+//! about a delivered eSIM, or about our account, is kept once, however often it comes, and a call
+//! asks the provider what became of the eSIM. Neither the body nor the path is ever logged, because
+//! the body holds a profile and the path holds the token.
+//!
+//! Providers try the URL before they use it: by `HEAD`, or by a request without a body. Both get
+//! 200, because a URL that refuses a test cannot be set.
 //!
 //! A flood of callbacks must not slow down orders. So requests in flight, connections, concurrent
 //! statements and statements per second are all bounded, and a unit that is named again and again
@@ -24,17 +29,17 @@ use axum::{
     routing::post,
 };
 use opentelemetry_semantic_conventions::attribute::{ERROR_TYPE, HTTP_RESPONSE_STATUS_CODE};
-use pg::Database;
+use pg::{Database, PgConnection};
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, connection, listener, lock, outage};
 use signing::CallbackToken;
-use store::providers;
+use store::providers::{self, StoredReport};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{
     metrics::Metrics,
-    providers::{Hint, Provider},
+    providers::{BadCallback, CallbackRequest, Hint, Provider, ProviderReport, ReportSubject},
 };
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
@@ -187,19 +192,28 @@ async fn hear(
     let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
         return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
     };
-    let body =
-        match tokio::time::timeout(READ_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await {
-            Ok(Ok(body)) => body,
-            // The body is too large, or it was cut off and the client has gone.
-            Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
-            Err(_) => return StatusCode::REQUEST_TIMEOUT,
-        };
-    let Some(hint) = provider.parse_callback(&body) else {
-        return counted("unreadable", StatusCode::BAD_REQUEST);
+    let (head, body) = request.into_parts();
+    let body = match tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(body)) => body,
+        // The body is too large, or it was cut off and the client has gone.
+        Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
+        Err(_) => return StatusCode::REQUEST_TIMEOUT,
+    };
+    let callback = CallbackRequest {
+        query: head.uri.query(),
+        headers: &head.headers,
+        body: &body,
+    };
+    let hint = match provider.read_callback(callback) {
+        Ok(hint) => hint,
+        Err(BadCallback::Unreadable) => return counted("unreadable", StatusCode::BAD_REQUEST),
+        Err(BadCallback::Forged) => return counted("forged", StatusCode::UNAUTHORIZED),
     };
     let named = match &hint {
         Hint::Unit(unit_id) => unit_id.as_str().to_owned(),
         Hint::Purchase(placement_id) => placement_id.to_string(),
+        // Each report is kept, so only its repeats are left out.
+        Hint::Report(report) => report.key.clone(),
         Hint::Nothing => return counted("ignored", StatusCode::OK),
     };
     match callbacks.recent.admit(&name, &named, Instant::now()) {
@@ -209,10 +223,11 @@ async fn hear(
     }
     // The semaphore is never closed, so this cannot fail.
     let _statement = callbacks.statements.acquire().await;
-    let hinted = callbacks.database.run(async |connection| match hint {
+    let hinted = callbacks.database.run(async |connection| match &hint {
         Hint::Purchase(placement_id) => {
-            providers::hint_placement(connection, &name, placement_id).await
+            providers::hint_placement(connection, &name, *placement_id).await
         }
+        Hint::Report(report) => keep(connection, &name, report).await,
         Hint::Unit(_) | Hint::Nothing => providers::hint(connection, &name, &named).await,
     });
     match perform(Effect::CommitHint, hinted).await {
@@ -231,6 +246,38 @@ async fn hear(
     }
 }
 
+/// The response to a provider that tries the URL by `HEAD`.
+async fn tried(
+    State(callbacks): State<Arc<Callbacks>>,
+    Path((name, token)): Path<(String, String)>,
+) -> StatusCode {
+    match callbacks.providers.get(&name) {
+        Some((expected, _)) if expected.is(&token) => StatusCode::OK,
+        _ => StatusCode::NOT_FOUND,
+    }
+}
+
+/// Keeps a report; returns whether it is new and about something of ours.
+async fn keep(
+    connection: &mut PgConnection,
+    name: &str,
+    report: &ProviderReport,
+) -> Result<bool, pg::Error> {
+    let (unit_id, iccid) = match &report.about {
+        ReportSubject::Unit(unit_id) => (Some(unit_id.as_str()), None),
+        ReportSubject::Iccid(iccid) => (None, Some(iccid.as_str())),
+        ReportSubject::Account => (None, None),
+    };
+    let stored = StoredReport {
+        unit_id,
+        iccid,
+        key: &report.key,
+        words: &report.words,
+    };
+    let kept = providers::report(connection, name, &stored).await?;
+    Ok(kept == Some(true))
+}
+
 /// Serves until the soft stop, then finishes the requests in flight.
 pub async fn serve(
     listener: TcpListener,
@@ -241,7 +288,7 @@ pub async fn serve(
         callbacks.in_flight.available_permits() * CONNECTIONS,
     ));
     let router = Router::new()
-        .route(ROUTE, post(take))
+        .route(ROUTE, post(take).head(tried))
         .with_state(Arc::new(callbacks));
     let serve_one = |stream, _| {
         // If there are too many connections, this one is closed at once.

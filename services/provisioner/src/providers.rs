@@ -17,9 +17,9 @@ pub use account::{AccountSetting, ProviderAccount};
 pub use known::Accounts;
 pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, UnsuitableProduct};
 pub use provider::{
-    Balance, BoughtUnits, CallLimits, Capabilities, Custody, DeliveredEsim, EsimStatus,
-    GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault,
-    Provider, ProviderConnection, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse,
-    Trouble,
+    BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
+    DeliveredEsim, EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse,
+    PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderReport, ProviderUnit,
+    ProviderUnitState, Purchase, PurchaseResponse, ReportSubject, Trouble,
 };
 pub use text::ProviderId;

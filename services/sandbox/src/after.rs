@@ -37,6 +37,8 @@ pub struct UnitInUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiveBackResult {
     Done,
+    /// It was taken back before.
+    Again,
     Installed,
     /// There is no such unit.
     Unknown,
@@ -76,7 +78,7 @@ pub fn of(purchase: &LedgerPurchase, after: AfterDeliveryScript, is_canceled: bo
     }
 }
 
-/// Takes a unit back. A second time succeeds, too.
+/// Takes a unit back.
 pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, SandboxError> {
     let Some((_, after)) = find(sandbox, unit) else {
         return Ok(GiveBackResult::Unknown);
@@ -84,14 +86,18 @@ pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, 
     if after == AfterDeliveryScript::InUse {
         return Ok(GiveBackResult::Installed);
     }
+    let is_again = sandbox.ledger.is_canceled(unit);
     let is_known = sandbox.ledger.cancel(unit, clock::now());
     if !is_known.map_err(SandboxError::Ledger)? {
         return Ok(GiveBackResult::Unknown);
     }
-    match after {
-        AfterDeliveryScript::LostReturn | AfterDeliveryScript::UnclearReturn => {
+    match (after, is_again) {
+        (AfterDeliveryScript::UnclearReturn, _) | (AfterDeliveryScript::LostReturn, false) => {
             Err(SandboxError::Failed)
         }
-        AfterDeliveryScript::Unused | AfterDeliveryScript::InUse => Ok(GiveBackResult::Done),
+        (_, true) => Ok(GiveBackResult::Again),
+        (AfterDeliveryScript::Unused | AfterDeliveryScript::InUse, false) => {
+            Ok(GiveBackResult::Done)
+        }
     }
 }

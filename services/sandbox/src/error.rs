@@ -28,6 +28,8 @@ pub enum SandboxError {
     Duplicate,
     UnknownOrder,
     UnknownTopup,
+    /// A code of the calls that show something of an eSIM, and its message.
+    Query(&'static str, &'static str),
     /// 500, as a script or a fault demands. Something may have been bought.
     Failed,
     /// 429 with this many seconds in `Retry-After`, as a script demands. Nothing was bought.
@@ -53,7 +55,8 @@ impl IntoResponse for SandboxError {
             Self::Malformed(message) => no_products(code::MALFORMED, message),
             Self::Duplicate => no_products(code::DUPLICATE, "Order id was already processed"),
             Self::UnknownOrder => no_products(code::NOT_FOUND, "Order not found"),
-            Self::UnknownTopup => status(StatusCode::OK, code::NOT_FOUND, "Topup not found"),
+            Self::UnknownTopup => status(StatusCode::OK, code::NO_TOPUP, "Topup not found"),
+            Self::Query(code, message) => status(StatusCode::OK, code, message),
             Self::Http(http) => status(
                 http,
                 code::MALFORMED,

@@ -17,14 +17,24 @@ pub mod code {
     pub const MALFORMED: &str = "9000";
     /// A product is not on sale.
     pub const INVALID_PRODUCT: &str = "9001";
-    /// There is no such order or topup. Made up.
+    /// There is no such order. Made up.
     pub const NOT_FOUND: &str = "9002";
     /// The order id was processed before.
     pub const DUPLICATE: &str = "9003";
     /// A product is out of stock. Made up.
     pub const OUT_OF_STOCK: &str = "9005";
-    /// The eSIM is installed, so it cannot be given back. Made up.
-    pub const INSTALLED: &str = "9006";
+    /// In a cancellation: there is no such topup.
+    pub const NO_TOPUP: &str = "9001";
+    /// In a cancellation: the eSIM was cancelled before.
+    pub const CANCELED_BEFORE: &str = "9002";
+    /// In a cancellation: the eSIM is installed.
+    pub const INSTALLED: &str = "9004";
+    /// In a query: there is no such topup.
+    pub const QUERY_NO_TOPUP: &str = "1001";
+    /// In a query: the eSIM has used no data yet.
+    pub const QUERY_UNUSED: &str = "1002";
+    /// In a query: the eSIM is cancelled.
+    pub const QUERY_CANCELED: &str = "1003";
     /// Too many requests; HTTP status 429 with `Retry-After`. Made up.
     pub const RATE_LIMITED: &str = "9011";
     /// Authentication failed; the only code with HTTP status 401. Made up.
@@ -111,6 +121,47 @@ pub struct Callback<'a> {
     pub profile: ProfileAnswer,
     /// The answer to `GET` spells this field `qrCodeImgUrl`.
     pub qrcode_img_url: String,
+}
+
+/// The body of the answer to `GET /api/v2/topup/{topupId}/usage/daily`.
+#[derive(Serialize)]
+pub struct DailyAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    pub usage: DailyUsage,
+}
+
+#[derive(Serialize)]
+pub struct DailyUsage {
+    pub history: Vec<DayUsage>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DayUsage {
+    pub date: String,
+    pub usage_mb: u64,
+}
+
+/// The body of the answer to `GET /api/v2/iccid/{iccid}/device`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    /// `None` if no device has installed the eSIM.
+    pub device: Option<InstallingDevice>,
+    pub install_count: u32,
+    /// Without a zone, which means UTC.
+    pub update_time: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstallingDevice {
+    pub install_time: String,
+    pub install_device: &'static str,
+    pub eid: String,
 }
 
 /// The body of the answer to `GET /api/v2/usage/{topupId}`, which only the sandbox has.

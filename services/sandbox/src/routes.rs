@@ -24,18 +24,24 @@ use axum::{
 };
 use rand::seq::SliceRandom;
 use runtime::clock;
+use time::{
+    Date, OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
+};
 use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
-    after::{self, GiveBackResult},
+    after::{self, GiveBackResult, UnitInUse},
     auth::AuthenticRequest,
     error::SandboxError,
     faults::{Ending, Faults},
     garble,
     observe::observe,
+    profile::{self, UnitNumber},
     protocol::{
-        BoughtUnit, OrderBody, ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer,
+        BoughtUnit, DailyAnswer, DailyUsage, DayUsage, DeviceAnswer, InstallingDevice, OrderBody,
+        ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer,
         code,
     },
     sale::{self, MAX_UNITS, Sale},
@@ -47,6 +53,9 @@ use crate::{
 
 const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
+/// A time in the answer to a query, in UTC.
+const QUERY_TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 /// The maximum length of an order id or an option id, in characters.
 const MAX_ID: usize = 200;
 
@@ -64,6 +73,8 @@ pub(crate) fn router(sandbox: Sandbox, further: FurtherProtocols) -> Router {
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route("/api/v2/topup/{topup_id}/usage/daily", get(daily))
+        .route("/api/v2/iccid/{iccid}/device", get(device))
         .route("/api/v2/usage/{topup_id}", get(usage))
         .with_state(sandbox.clone())
         .merge(further.routes)
@@ -206,8 +217,8 @@ async fn fetch(
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too. A
-/// unit that is installed cannot be cancelled.
+/// Cancels a unit, whose profile is then no longer shown. A second cancellation says so. A unit that
+/// is installed cannot be cancelled.
 async fn cancel(
     State(sandbox): State<Sandbox>,
     _: AuthenticRequest,
@@ -219,12 +230,80 @@ async fn cancel(
         .ok_or(SandboxError::UnknownTopup)?;
     let (code, message) = match after::give_back(&sandbox, unit)? {
         GiveBackResult::Done => (code::OK, ""),
+        GiveBackResult::Again => (code::CANCELED_BEFORE, "The topup is already canceled"),
         GiveBackResult::Installed => (code::INSTALLED, "The eSIM is installed"),
         GiveBackResult::Unknown => return Err(SandboxError::UnknownTopup),
     };
     Ok(Json(Status {
         code,
         message: message.into(),
+    }))
+}
+
+/// Finds the unit that a query is about.
+fn queried(
+    sandbox: &Sandbox,
+    unit: Option<UnitNumber>,
+) -> Result<(UnitInUse, OffsetDateTime), SandboxError> {
+    let unknown = || SandboxError::Query(code::QUERY_NO_TOPUP, "The topup does not exist");
+    let unit = unit.ok_or_else(unknown)?;
+    let esim = after::look(sandbox, unit)?.ok_or_else(unknown)?;
+    let purchase = sandbox.ledger.containing(unit).ok_or_else(unknown)?;
+    if esim.is_canceled {
+        let canceled = "The topup is canceled";
+        return Err(SandboxError::Query(code::QUERY_CANCELED, canceled));
+    }
+    Ok((esim, purchase.at))
+}
+
+/// Shows the data that a unit has used, by the day in UTC.
+async fn daily(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<DailyAnswer>, SandboxError> {
+    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
+    let (esim, bought_at) = queried(&sandbox, unit)?;
+    if !esim.is_installed {
+        let unused = "No package is in use yet";
+        return Err(SandboxError::Query(code::QUERY_UNUSED, unused));
+    }
+    let day = |date: Date, used: u64| DayUsage {
+        date: date.to_string(),
+        usage_mb: used >> 20,
+    };
+    let first = bought_at.to_offset(UtcOffset::UTC).date();
+    let half = esim.used / 2;
+    let history = vec![
+        day(first, half),
+        day(first.next_day().unwrap_or(first), esim.used - half),
+    ];
+    Ok(Json(DailyAnswer {
+        code: code::OK,
+        message: "",
+        usage: DailyUsage { history },
+    }))
+}
+
+/// Shows the device that has installed a unit.
+async fn device(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    iccid: Result<Path<String>, PathRejection>,
+) -> Result<Json<DeviceAnswer>, SandboxError> {
+    let unit = iccid.ok().and_then(|Path(iccid)| profile::unit(&iccid));
+    let (esim, bought_at) = queried(&sandbox, unit)?;
+    let time = |at: OffsetDateTime| at.to_offset(UtcOffset::UTC).format(QUERY_TIME);
+    Ok(Json(DeviceAnswer {
+        code: code::OK,
+        message: "",
+        device: esim.is_installed.then(|| InstallingDevice {
+            install_time: time(bought_at).unwrap_or_default(),
+            install_device: "Telephone",
+            eid: "89049032000000000000000000000000".to_owned(),
+        }),
+        install_count: esim.is_installed.into(),
+        update_time: time(clock::now()).unwrap_or_default(),
     }))
 }
 

@@ -14,7 +14,7 @@ use http::HeaderMap;
 use ingress::fuzz::Harness;
 use notifier::{client, schedule::Schedule, webhook::WebhookSender};
 use provisioner::providers::{
-    Accounts, CallLimits, Hint, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderId,
+    Accounts, CallLimits, CallbackRequest, Hint, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderId,
     ProviderUnit, ProviderUnitState, Purchase, PurchasePeriod, PurchaseResponse, Trouble,
 };
 use webhooks::{
@@ -235,7 +235,12 @@ fn check_line(text: &str) {
 fn callback() -> Target {
     let account = account("usimsa", "http://127.0.0.1:9/");
     Box::new(move |data| {
-        if let Some(Hint::Unit(unit)) = account.parse_callback(data) {
+        let callback = CallbackRequest {
+            query: None,
+            headers: &HeaderMap::new(),
+            body: data,
+        };
+        if let Ok(Hint::Unit(unit)) = account.read_callback(callback) {
             check_line(unit.as_str());
         }
     })

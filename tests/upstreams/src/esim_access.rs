@@ -63,6 +63,10 @@ const PAGE_SIZES: std::ops::RangeInclusive<usize> = 5..=500;
 const PAGES_MOST: usize = 10_000;
 /// The most eSIMs of a purchase: "up to 30 eSIMs in a batch".
 const BATCH: u64 = 30;
+/// The most eSIMs of a query about data.
+const USAGES_MOST: usize = 10;
+/// How long ago the data was counted that is shown: "2-3 hours".
+const COUNTED_AFTER: time::Duration = time::Duration::hours(3);
 /// The longest transaction id, in characters.
 const ID_MOST: usize = 50;
 /// The states of which an eSIM is in one from its purchase on, by the name of its option. The last
@@ -99,6 +103,7 @@ pub fn routes() -> Router<Upstreams> {
         .route(ORDER, post(order))
         .route("/api/v1/open/esim/query", post(query))
         .route("/api/v1/open/esim/cancel", post(cancel))
+        .route("/api/v1/open/esim/usage/query", post(usage))
         .route("/api/v1/open/balance/query", post(balance))
         .route("/api/v1/open/package/list", post(packages))
 }
@@ -421,7 +426,7 @@ async fn cancel(
         return NO_ESIM.into_response();
     };
     match after::give_back(sandbox, unit) {
-        Ok(GiveBackResult::Done) => {
+        Ok(GiveBackResult::Done | GiveBackResult::Again) => {
             if let Some(purchase) = sandbox.ledger.containing(unit) {
                 let iccid = sandbox.ledger.profile(unit, purchase.at).iccid;
                 upstreams.iccids.canceled(unit, iccid);
@@ -432,6 +437,44 @@ async fn cancel(
         Ok(GiveBackResult::Unknown) => NO_ESIM.into_response(),
         Err(error) => failed(error),
     }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct UsageQuery {
+    esim_tran_no_list: Vec<String>,
+}
+
+/// Shows the data that eSIMs have used, as it was counted hours ago.
+async fn usage(
+    State(upstreams): State<Upstreams>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let query: UsageQuery = match read(sandbox, &headers, body) {
+        Ok(query) => query,
+        Err(failure) => return failure.into_response(),
+    };
+    if query.esim_tran_no_list.len() > USAGES_MOST {
+        return TOO_LONG.into_response();
+    }
+    let counted_at = clock::now() - COUNTED_AFTER;
+    let mut listed = Vec::new();
+    for number in &query.esim_tran_no_list {
+        let unit = number.parse().ok();
+        match unit.map(|unit| after::look(sandbox, unit)) {
+            Some(Ok(Some(esim))) => listed.push(json!({
+                "esimTranNo": number,
+                "dataUsage": esim.used,
+                "totalData": esim.total,
+                "lastUpdateTime": counted_at.format(CREATED).unwrap_or_default(),
+            })),
+            Some(Err(error)) => return failed(error),
+            Some(Ok(None)) | None => {}
+        }
+    }
+    Json(done(&json!({ "esimUsageList": listed }))).into_response()
 }
 
 fn time(text: Option<&String>) -> Option<OffsetDateTime> {

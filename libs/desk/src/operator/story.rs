@@ -291,6 +291,7 @@ fn moment_of(noted: HistoryRow) -> Option<StoryMoment> {
         provider: noted.provider,
         attempt: noted.attempt,
         reason: noted.reason,
+        said: noted.detail.filter(|_| kind == HistoryKind::Reported),
         before: was(noted.before.as_deref()),
         after: was(noted.after.as_deref()),
     };

@@ -56,6 +56,7 @@ pub async fn requests(
         r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.has_failed AS "has_failed!", u.is_parked AS "is_parked!",
                   u.erased_at IS NOT NULL AS "erased!", u.returned_at,
                   r.usage_asked_at IS NOT NULL AS "usage_open!", r.installed, r.data_used, r.data_total, r.ends_at,
+                  r.as_of,
                   r.read_at AS "read_at?", extract(epoch FROM now() - r.read_at)::float8 AS read_age,
                   r.usage_failure AS "usage_failure?",
                   extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
@@ -76,6 +77,7 @@ pub async fn requests(
             data_used: bytes(row.data_used),
             data_total: bytes(row.data_total),
             ends_at: row.ends_at,
+            as_of: row.as_of,
         };
         (reading, read_at, age(row.read_age.unwrap_or_default()))
     });

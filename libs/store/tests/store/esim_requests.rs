@@ -335,6 +335,7 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
         data_used: Some(1),
         data_total: Some(2),
         ends_at: None,
+        as_of: Some(time::macros::datetime!(2026-11-28 10:00 UTC)),
     };
     let seen = async |connection: &mut _| {
         esims::requests(&mut *connection, partner, &topup)

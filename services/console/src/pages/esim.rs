@@ -66,7 +66,11 @@ fn usage(asked: &EsimRequests, session: &ConsoleSession) -> Vec<(&'static str, S
             (Some(used), None) => megabytes(used),
             (None, _) => "its provider does not say it".to_owned(),
         };
-        said.push(("Data used", format!("{used}, read {}", relative(now, *at))));
+        let counted = reading.as_of.map_or_else(String::new, |counted| {
+            format!(", counted {}", relative(now, counted))
+        });
+        let read = relative(now, *at);
+        said.push(("Data used", format!("{used}{counted}, read {read}")));
         said.extend(reading.installed.map(|installed| {
             let is = if installed { "yes" } else { "no" };
             ("Installed", is.to_owned())

@@ -113,7 +113,9 @@ fn of_purchase(what: &MomentKind) -> Told {
             HistoryKind::Cleared | HistoryKind::BreakerClosed | HistoryKind::Unblocked => {
                 StepResult::Well
             }
-            HistoryKind::NotFound | HistoryKind::Resolved => StepResult::Neutral,
+            HistoryKind::NotFound | HistoryKind::Resolved | HistoryKind::Reported => {
+                StepResult::Neutral
+            },
             HistoryKind::NotSent
             | HistoryKind::Unknown
             | HistoryKind::Rejected

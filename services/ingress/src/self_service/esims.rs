@@ -58,9 +58,13 @@ struct UsageResponse<'a> {
     data_total_bytes: Option<u64>,
     data_used_bytes: Option<u64>,
     data_left_bytes: Option<u64>,
-    /// When the eSIM ends, or, before its first use, by when it must be used.
+    /// When the plan of the eSIM ends. Null before its first use: `expired_date` of its webhook
+    /// says by when it must be started.
     #[serde(with = "rfc3339::option")]
     ends_at: Option<OffsetDateTime>,
+    /// When the provider counted the data; null if it does not say it.
+    #[serde(with = "rfc3339::option")]
+    as_of: Option<OffsetDateTime>,
     /// When the provider said this.
     #[serde(with = "rfc3339")]
     read_at: OffsetDateTime,
@@ -78,6 +82,7 @@ impl<'a> UsageResponse<'a> {
             data_used,
             data_total,
             ends_at,
+            as_of,
         } = reading;
         let left = data_total.zip(data_used);
         Self {
@@ -87,6 +92,7 @@ impl<'a> UsageResponse<'a> {
             data_used_bytes: data_used,
             data_left_bytes: left.map(|(total, used)| total.saturating_sub(used)),
             ends_at,
+            as_of,
             read_at,
             age_seconds: age.as_secs(),
         }
@@ -225,8 +231,8 @@ async fn wait(
 /// Show the data use of an eSIM
 ///
 /// What the provider says about the eSIM: whether it is installed, how much of its data is used, and
-/// when it ends. Providers count with a delay of an hour or more. An answer of the provider is kept
-/// for 5 minutes and served again; `age_seconds` says how old it is. If the provider does not
+/// when it ends. Providers count with a delay of hours; `as_of` is the time of the count. An answer
+/// of the provider is kept for 5 minutes and served again; `age_seconds` says how old it is. If the provider does not
 /// answer, you get its last answer, however old it is. An account may have providers asked about
 /// eSIMs, by this request or a give-back, 5 times per second.
 #[utoipa::path(get, path = "/topups/{topup_id}/usage", operation_id = "show_usage", tag = "Topups",

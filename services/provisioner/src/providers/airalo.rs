@@ -11,6 +11,7 @@
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
 //! what is a guess.
 
+mod events;
 mod packages;
 mod prices;
 mod token;
@@ -26,12 +27,13 @@ use reqwest::{
 };
 use runtime::clock::Moment;
 use serde::de::DeserializeOwned;
+use signing::SecretKey;
 use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
 use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
-    packages::{AiraloPackages, Place, PricedPlace},
+    packages::{AiraloPackages, Listed, Place, PricedPlace},
     prices::Prices,
     token::{AiraloToken, Tokens},
     wire::{AiraloOrder, AiraloOrders, AiraloRefusal},
@@ -42,8 +44,9 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, Terms},
     provider::{
-        Balance, Capabilities, DeliveredEsim, EsimStatus, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
+        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        EsimStatus, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider,
+        ProviderConnection, Purchase, PurchaseResponse, Trouble,
     },
     text::ProviderId,
 };
@@ -82,8 +85,9 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
         AccountSetting {
             variable: "AIRALO_SECRET_KEY",
             option: "airalo-secret-key",
-            help: "`client_secret` of our account at Airalo",
+            help: "`client_secret` of our account at Airalo, with which it signs its webhooks, too",
         },
+        AccountSetting::callback_token("AIRALO_CALLBACK_TOKEN", "airalo-callback-token"),
     ],
     connect,
 };
@@ -95,12 +99,13 @@ fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<Provi
         calls: Arc::new(AiraloCalls {
             http: Http::new(&account.url()?, paced, is_defined)?,
             tokens: Tokens::new(client_id, client_secret.into()),
+            prices: Arc::default(),
         }),
-        prices: Arc::default(),
+        secret_key: account.text_key()?,
     };
     Ok(ProviderConnection {
         provider: Arc::new(provider),
-        callback_token: None,
+        callback_token: account.callback_token()?,
     })
 }
 
@@ -119,13 +124,15 @@ fn is_defined(status: StatusCode) -> bool {
 /// An account at Airalo.
 struct Airalo {
     calls: Arc<AiraloCalls>,
-    prices: Arc<Prices>,
+    /// The key of the signatures of webhooks.
+    secret_key: SecretKey,
 }
 
 /// What sends the calls of our account.
 struct AiraloCalls {
     http: Http,
     tokens: Tokens,
+    prices: Arc<Prices>,
 }
 
 /// What a refusal means for the call that got it.
@@ -273,7 +280,7 @@ impl AiraloCalls {
             let esims = listed.data.into_iter().filter(|order| !order.is_top_up());
             found.extend(esims.filter(is_ours));
             if is_last {
-                return wire::found(found);
+                return self.found(found);
             }
         }
         Err(Trouble::Unknown(format!(
@@ -357,18 +364,30 @@ impl AiraloCalls {
         if order.number() != order_id.as_str() || order.is_for_another(placement_id) {
             return Err(Trouble::Unknown("the response is another order".into()));
         }
-        wire::found(vec![order])
+        self.found(vec![order])
+    }
+
+    /// The answer to a look-up that found these orders.
+    fn found(&self, orders: Vec<AiraloOrder>) -> Result<LookUpResponse, Trouble> {
+        if orders.is_empty() {
+            return Ok(LookUpResponse::NotFound);
+        }
+        self.bought(orders).map(LookUpResponse::Found)
+    }
+
+    fn bought(&self, orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
+        wire::bought(orders, |package| self.prices.install_window(package))
     }
 
     /// The packages of one page with their prices.
-    async fn priced(&self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
+    async fn priced(&self, page: u32) -> Result<ListPage<(String, Listed)>, Trouble> {
         let list: AiraloPackages<PricedPlace> = self.package_list(page).await?;
         list.priced(page)
     }
 
     /// What each package costs now.
-    async fn all_prices(&self) -> Result<HashMap<String, Price>, Trouble> {
-        let mut prices = HashMap::new();
+    async fn all_prices(&self) -> Result<HashMap<String, Listed>, Trouble> {
+        let mut prices: HashMap<String, Listed> = HashMap::new();
         let mut next = Some(1);
         while let Some(page) = next {
             if page > LIST_PAGES {
@@ -380,10 +399,10 @@ impl AiraloCalls {
             self.http.turn().await;
             let listed = self.priced(page).await?;
             next = listed.next;
-            for (package, price) in listed.entries {
-                // A package that is listed twice costs what the dearer entry says.
-                let dearest = prices.entry(package).or_insert(price);
-                *dearest = (*dearest).max(price);
+            for (package, one) in listed.entries {
+                // Of a package that is listed twice, the entry that is worse for us counts.
+                let worst = prices.entry(package).or_insert(one);
+                *worst = worst.or_worse(one);
             }
         }
         Ok(prices)
@@ -410,7 +429,7 @@ impl Airalo {
              higher price; it is paid and is delivered. Compare the provider's invoice, and take \
              the option out of sale if that happens again"
         );
-        self.prices.doubt();
+        self.calls.prices.doubt();
     }
 
     /// Refuses a purchase whose option allows less than the provider asks for a unit now.
@@ -423,7 +442,7 @@ impl Airalo {
             return Ok(None);
         };
         let calls = Arc::clone(&self.calls);
-        let price = self.prices.of(
+        let price = self.calls.prices.of(
             terms.product,
             move || async move { calls.all_prices().await },
         );
@@ -484,7 +503,7 @@ impl Airalo {
             return Err(Trouble::Unknown("the response is another order".into()));
         }
         self.note_price(option, &terms, *quantity, &order);
-        Ok(PurchaseResponse::Bought(wire::bought(vec![order])?))
+        Ok(PurchaseResponse::Bought(self.calls.bought(vec![order])?))
     }
 }
 
@@ -506,7 +525,8 @@ impl Provider for Airalo {
         Capabilities {
             purchase_key: false,
             look_up: LookUp::Search,
-            callbacks: false,
+            // They never say that a profile is ready, because the purchase brings it.
+            callbacks: true,
             cancel: false,
             give_back: false,
             usage: true,
@@ -577,5 +597,9 @@ impl Provider for Airalo {
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
         price::product(provider_option_id)
+    }
+
+    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        events::read(&self.secret_key, &callback)
     }
 }

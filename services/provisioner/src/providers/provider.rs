@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::ReasonCode};
 use futures_util::{FutureExt, future::BoxFuture};
+use reqwest::header::HeaderMap;
 use runtime::clock::Moment;
 use signing::CallbackToken;
 use store::esim_requests::Reading;
@@ -66,7 +67,7 @@ pub struct Capabilities {
     /// would do.
     pub purchase_key: bool,
     pub look_up: LookUp,
-    /// The provider calls us when a profile is ready.
+    /// The provider calls us, when a profile is ready or when something becomes of an eSIM.
     pub callbacks: bool,
     /// A unit that has no profile yet can be cancelled.
     pub cancel: bool,
@@ -408,6 +409,9 @@ pub enum Custody {
     Returned,
     /// The provider does not take it back, with its word for the state of the eSIM: one short line.
     Kept(String),
+    /// No look shows it. The provider says it when it is told to take the eSIM back, and says that
+    /// it has it if it is told again.
+    Unshown,
 }
 
 /// A definite response to a give-back.
@@ -416,9 +420,26 @@ pub enum GiveBackResponse {
     /// The provider has the eSIM back.
     Returned,
     /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
-    /// response "it was given back before" is no refusal but [`Trouble::Unknown`], and a look at
-    /// the eSIM settles it.
+    /// response "it was given back before" is no refusal but `Returned`, or [`Trouble::Unknown`],
+    /// and a look at the eSIM settles it.
     Refused(String),
+}
+
+/// A request to the URL of callbacks.
+#[derive(Clone, Copy, Debug)]
+pub struct CallbackRequest<'a> {
+    /// Behind the `?` of the URL.
+    pub query: Option<&'a str>,
+    pub headers: &'a HeaderMap,
+    pub body: &'a [u8],
+}
+
+/// Why nothing is done about a callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadCallback {
+    Unreadable,
+    /// The provider signs its callbacks, and this one has no signature of it.
+    Forged,
 }
 
 /// What a callback tells us to do.
@@ -428,8 +449,30 @@ pub enum Hint {
     Unit(ProviderId),
     /// Collect this purchase, which the callback names by our id.
     Purchase(PlacementId),
+    /// Ask what became of what the provider reports of.
+    Report(ProviderReport),
     /// Nothing, for example because the provider only tries whether we answer.
     Nothing,
+}
+
+/// What a provider reports after the sale. It is kept, and confirmed by a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderReport {
+    pub about: ReportSubject,
+    /// By which the report is recognised if it comes again.
+    pub key: String,
+    /// What it says, for operators: one short line without anything personal or secret.
+    pub words: String,
+}
+
+/// What a report is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReportSubject {
+    /// A delivered eSIM by the provider's id of the unit.
+    Unit(ProviderId),
+    Iccid(Iccid),
+    /// Our account. What is left in it is read every few minutes anyway.
+    Account,
 }
 
 /// The adapter of one provider: it translates between our calls and the provider's protocol.
@@ -491,7 +534,8 @@ pub trait Provider: Send + Sync + 'static {
     }
     /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
     /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are
-    /// declared, because an outcome that is unknown is settled by looks at the eSIM.
+    /// declared, because an outcome that is unknown is settled by looks at the eSIM. If those do
+    /// not show it ([`Custody::Unshown`]), it is called again for the same attempt.
     fn give_back<'a>(
         &'a self,
         _esim: &'a DeliveredEsim,
@@ -507,10 +551,10 @@ pub trait Provider: Send + Sync + 'static {
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
         provider_option_id
     }
-    /// What a callback tells us; `None` if its body is unreadable. Nothing else of the body is
-    /// used, because it is not authenticated. By default a provider does not call back.
-    fn parse_callback(&self, _body: &[u8]) -> Option<Hint> {
-        None
+    /// What a callback tells us. Nothing else of it is used, because most providers do not sign
+    /// their callbacks. By default a provider does not call back.
+    fn read_callback(&self, _callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        Err(BadCallback::Unreadable)
     }
 }
 

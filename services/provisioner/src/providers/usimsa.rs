@@ -5,6 +5,8 @@
 //! malformed request, and `9999` server error. USIMSA uses `9002` and `9005` in a cancellation, for
 //! what is cancelled already and for a failure, and nobody knows what they mean elsewhere. Nor is
 //! it known how it answers if it has no order with an id, so its look-ups never prove an absence.
+//! In a cancellation `0000` and `9002` (cancelled already) mean that it has the eSIM back, and
+//! `9003` (not refundable), `9004` (installed) and `9006` (its state) that it does not take it.
 //! The sandbox has codes of its own: `9000` (malformed), `9002` (no such order) and `9005` (out of
 //! stock).
 //!
@@ -21,7 +23,7 @@ use reqwest::{
     Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
@@ -30,7 +32,7 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, Size, parse},
     provider::{
-        BoughtUnits, Capabilities, Custody, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
+        BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
         LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault, Provider,
         ProviderConnection, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
         UnitFields, filled,
@@ -40,8 +42,11 @@ use super::{
 
 const ORDER: &str = "/api/v2/order";
 const FETCH: &str = "/api/v2/order/{orderId}";
-/// The sandbox shows what became of an eSIM; USIMSA does not.
+/// The sandbox shows in one call what became of an eSIM.
 const USAGE: &str = "/api/v2/usage/{topupId}";
+/// USIMSA shows the data by the day, and the device.
+const DAILY: &str = "/api/v2/topup/{topupId}/usage/daily";
+const DEVICE: &str = "/api/v2/iccid/{iccid}/device";
 const CANCEL: &str = "/api/v2/cancel/{topupId}";
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
 const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
@@ -75,7 +80,7 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Usimsa,
-    /// The sandbox also shows what became of an eSIM, and takes it back.
+    /// The sandbox proves that it has no such purchase, and shows whether it has an eSIM back.
     Sandbox,
 }
 
@@ -162,7 +167,22 @@ struct Reply {
     code: String,
     message: Option<String>,
     products: Option<Vec<Product>>,
-    usage: Option<Usage>,
+    usage: Option<Value>,
+    device: Option<Value>,
+    #[serde(rename = "installCount")]
+    install_count: Option<Value>,
+}
+
+/// The data that an eSIM of USIMSA has used.
+#[derive(Deserialize)]
+struct Daily {
+    history: Vec<Day>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Day {
+    usage_mb: Value,
 }
 
 /// What became of an eSIM of the sandbox.
@@ -261,6 +281,98 @@ impl Usimsa {
     }
 }
 
+impl Usimsa {
+    /// What USIMSA shows of an eSIM: the data that it has used, and whether it is installed. It
+    /// does not show whether it would take the eSIM back. No source says how old the figures are.
+    async fn shown(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        let path = of_unit(DAILY, esim)?;
+        let daily = self.call(Method::GET, &path, DAILY, None).await?;
+        let data_used = match (daily.code.as_str(), &daily.usage) {
+            ("0000", Some(usage)) if daily.is_success => Some(part::<Daily>(usage)?.bytes()?),
+            // The eSIM is not in use yet.
+            ("1002", _) => Some(0),
+            // It is cancelled, or its data is not counted.
+            ("1003" | "1004", _) => None,
+            _ => return Err(unknown_code(&daily)),
+        };
+        // This call comes in addition to the one that has its turn.
+        self.http.turn().await;
+        let path = DEVICE.replace("{iccid}", esim.iccid.as_str());
+        let device = self.call(Method::GET, &path, DEVICE, None).await?;
+        let installed = match device.code.as_str() {
+            "0000" if device.is_success => device.is_installed(),
+            _ => None,
+        };
+        Ok(EsimStatus {
+            reading: Reading {
+                installed,
+                data_used,
+                ..Reading::default()
+            },
+            custody: Custody::Unshown,
+        })
+    }
+}
+
+/// A part of a response.
+fn part<T: DeserializeOwned>(value: &Value) -> Result<T, Trouble> {
+    T::deserialize(value)
+        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
+}
+
+impl Reply {
+    /// Whether a device has installed the eSIM, if the response says it.
+    fn is_installed(&self) -> Option<bool> {
+        let device = self.device.as_ref();
+        let at = device.and_then(|device| device.get("installTime")?.as_str());
+        let is_timed = at.is_some_and(|at| !at.trim().is_empty());
+        let count = self.install_count.as_ref().and_then(Value::as_u64);
+        match (is_timed, count) {
+            (true, _) => Some(true),
+            (false, count) => count.map(|count| count > 0),
+        }
+    }
+}
+
+/// The bytes of a MB.
+const MEGABYTE: f64 = 1_048_576.0;
+
+impl Daily {
+    /// The data of all days.
+    fn bytes(&self) -> Result<u64, Trouble> {
+        let days = self.history.iter().map(|day| megabytes(&day.usage_mb));
+        let sum: Option<f64> = days.sum();
+        let bytes = sum.map(|sum| sum * MEGABYTE);
+        let bytes = bytes.filter(|bytes| *bytes < 1e18).ok_or_else(|| {
+            Trouble::Unknown("the response is unreadable: usageMb is no amount of data".into())
+        })?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the amount is not negative and far from the largest number"
+        )]
+        let bytes = bytes.round() as u64;
+        Ok(bytes)
+    }
+}
+
+/// An amount of data in MB: a number, or a text that may name the unit, such as `1.5GB`.
+fn megabytes(amount: &Value) -> Option<f64> {
+    let amount: f64 = match amount {
+        Value::Number(number) => number.as_f64()?,
+        Value::String(text) => {
+            let text = text.trim().to_ascii_uppercase();
+            match (text.strip_suffix("GB"), text.strip_suffix("MB")) {
+                (Some(gigabytes), _) => gigabytes.trim().parse::<f64>().ok()? * 1024.0,
+                (None, Some(megabytes)) => megabytes.trim().parse().ok()?,
+                (None, None) => text.parse().ok()?,
+            }
+        }
+        _ => return None,
+    };
+    (0.0..1e12).contains(&amount).then_some(amount)
+}
+
 impl Provider for Usimsa {
     fn capabilities(&self) -> Capabilities {
         let is_sandbox = self.dialect == Dialect::Sandbox;
@@ -273,11 +385,8 @@ impl Provider for Usimsa {
             },
             callbacks: true,
             cancel: true,
-            // Clients cancel delivered eSIMs at USIMSA, too. But what became of an eSIM is asked
-            // for by paths on which they differ, and without a look no unknown outcome could be
-            // settled.
-            give_back: is_sandbox,
-            usage: is_sandbox,
+            give_back: true,
+            usage: true,
             balance: false,
             catalogue: false,
             purchases: false,
@@ -325,10 +434,13 @@ impl Provider for Usimsa {
 
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
+            if self.dialect == Dialect::Usimsa {
+                return self.shown(esim).await;
+            }
             let path = of_unit(USAGE, esim)?;
             let reply = self.call(Method::GET, &path, USAGE, None).await?;
             match (reply.code.as_str(), &reply.usage) {
-                ("0000", Some(usage)) if reply.is_success => usage.status(esim),
+                ("0000", Some(usage)) if reply.is_success => part::<Usage>(usage)?.status(esim),
                 _ => Err(unknown_code(&reply)),
             }
         }
@@ -344,7 +456,8 @@ impl Provider for Usimsa {
             let reply = self.call(Method::POST, &path, CANCEL, None).await?;
             match reply.code.as_str() {
                 "0000" if reply.is_success => Ok(GiveBackResponse::Returned),
-                "9006" if reply.is_success => Ok(GiveBackResponse::Refused(one_line(
+                "9002" => Ok(GiveBackResponse::Returned),
+                "9003" | "9004" | "9006" => Ok(GiveBackResponse::Refused(one_line(
                     &reply.message.unwrap_or_default(),
                 ))),
                 _ => Err(unknown_code(&reply)),
@@ -353,9 +466,15 @@ impl Provider for Usimsa {
         .boxed()
     }
 
-    fn parse_callback(&self, body: &[u8]) -> Option<Hint> {
-        let callback: Callback = serde_json::from_slice(body).ok()?;
-        ProviderId::parse(callback.unit_id).ok().map(Hint::Unit)
+    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        // Nobody knows whether the provider tries the URL, and how.
+        if callback.body.is_empty() {
+            return Ok(Hint::Nothing);
+        }
+        let callback: Callback =
+            serde_json::from_slice(callback.body).map_err(|_| BadCallback::Unreadable)?;
+        let unit_id = ProviderId::parse(callback.unit_id).map_err(|_| BadCallback::Unreadable)?;
+        Ok(Hint::Unit(unit_id))
     }
 }
 
@@ -390,7 +509,8 @@ impl Usage {
                 installed: Some(self.installed),
                 data_used: Some(self.used_bytes),
                 data_total: Some(self.total_bytes),
-                ends_at: moment(&self.ends_at),
+                ends_at: self.installed.then(|| moment(&self.ends_at)).flatten(),
+                as_of: None,
             },
             custody,
         })

@@ -12,7 +12,7 @@ use serde_json::json;
 use testkit::wait;
 
 use crate::hostile::{connect, http, ok, replay};
-use crate::support::{Bench, PATIENCE};
+use crate::support::{Bench, PATIENCE, change_account};
 
 /// The row of a unit.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -25,6 +25,9 @@ struct Row {
     installed: Option<bool>,
     data_used: Option<i64>,
     data_total: Option<i64>,
+    /// Whether the provider says when it counted the data.
+    is_counted: bool,
+    ends: bool,
     failure: Option<String>,
     give_back: Option<String>,
     attempt: i32,
@@ -88,6 +91,7 @@ impl Bench {
             .await?;
             let row: Row = sqlx::query_as(
                 "SELECT usage_asked_at IS NOT NULL AS usage_open, installed, data_used, data_total,
+                        coalesce(as_of < read_at, false) AS is_counted, ends_at IS NOT NULL AS ends,
                         usage_failure AS failure, give_back, attempt, reason, EXISTS (SELECT FROM work WHERE lane = topup_id) AS due,
                         returned_at IS NOT NULL AS returned, profile IS NOT NULL AS has_profile,
                         coalesce(extract(epoch FROM attempted_at - give_back_asked_at), 0)::float8 AS pause
@@ -118,9 +122,11 @@ impl Bench {
 
 async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
     Bench::start(|config| {
-        config.providers = ["sandbox", "esim-access", "airalo"]
+        config.providers = ["sandbox", "esim-access", "airalo", "usimsa"]
             .map(str::to_owned)
             .into();
+        let url = config.accounts.get("sandbox", "URL").unwrap().to_owned();
+        change_account(config, "usimsa", "URL", &url);
         change(config);
     })
     .await
@@ -130,11 +136,14 @@ async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
 async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
     let bench = bench(|_| {}).await;
     let gib = 1024 * 1024 * 1024;
-    for (provider, unused) in [
-        ("sandbox", Some(false)),
-        ("esim-access", Some(false)),
+    let total = Some(5 * gib);
+    for (provider, unused, total) in [
+        ("sandbox", Some(false), total),
+        ("esim-access", Some(false), total),
         // Airalo does not say that an eSIM is not installed.
-        ("airalo", None),
+        ("airalo", None, total),
+        // USIMSA does not say how much data was bought.
+        ("usimsa", Some(false), None),
     ] {
         for (option, used, installed) in [("ready", 0, unused), ("in-use", gib * 3 / 2, Some(true))]
         {
@@ -144,7 +153,18 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
             assert_eq!(row.failure, None, "{provider} {option}");
             assert_eq!(
                 (row.installed, row.data_used, row.data_total, row.due),
-                (installed, Some(used), Some(5 * gib), false),
+                (installed, Some(used), total, false),
+                "{provider} {option}"
+            );
+            // Before its first use the end of the plan is not known, whatever date the provider
+            // shows. Only eSIM Access says when it has counted the data.
+            let is_used = option == "in-use";
+            assert_eq!(
+                (row.ends, row.is_counted),
+                (
+                    is_used && provider != "usimsa",
+                    is_used && provider == "esim-access"
+                ),
                 "{provider} {option}"
             );
         }
@@ -305,6 +325,96 @@ async fn a_partner_that_asks_a_lot_does_not_keep_another_one_waiting() {
     .unwrap();
 }
 
+/// No look at USIMSA shows whether it has an eSIM back. The repeat of the same attempt does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_give_back_that_no_look_shows_is_settled_by_its_repeat() {
+    let bench = bench(|config| config.park_after = Duration::from_secs(8)).await;
+    for (option, state, attempt, canceled) in [
+        ("ready", "returned", 1, 1),
+        ("return-lost", "returned", 1, 1),
+        // It is asked first whether the eSIM is installed.
+        ("in-use", "refused", 0, 0),
+        ("return-unclear", "parked", 1, 1),
+    ] {
+        let unit = bench.delivered("usimsa", option).await;
+        bench.ask_give_back(&unit).await;
+        let row = bench.ended(&unit).await;
+        assert_eq!(
+            (row.give_back.as_deref(), row.attempt),
+            (Some(state), attempt),
+            "{option}: {row:?}"
+        );
+        assert_eq!(row.returned, state == "returned", "{option}");
+        assert_eq!(bench.canceled(&unit).await, canceled, "{option}");
+    }
+}
+
+#[tokio::test]
+async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call() {
+    testkit::http::client().unwrap();
+    for (code, expected) in [
+        ("0000", "returned"),
+        ("9002", "returned"),
+        ("9003", "refused"),
+        ("9004", "refused"),
+        ("9006", "refused"),
+        ("9001", "unknown"),
+        ("9005", "unknown"),
+        ("9999", "unknown"),
+        ("1003", "unknown"),
+    ] {
+        let body = format!(r#"{{"code":"{code}","message":"why"}}"#);
+        let url = replay(ok(&body)).await;
+        let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let class = match account.give_back(&esim()).await {
+            Ok(GiveBackResponse::Returned) => "returned",
+            Ok(GiveBackResponse::Refused(said)) => {
+                assert_eq!(said, "why");
+                "refused"
+            }
+            Err(trouble) => trouble.class(),
+        };
+        assert_eq!(class, expected, "{code}");
+    }
+    // One response answers both calls of a look.
+    for (body, expected) in [
+        (
+            r#"{"code":"0000","usage":{"history":[{"usageMb":1},{"usageMb":"1.5GB"},{"usageMb":" 2 MB"}]},"installCount":1}"#,
+            Some((Some(true), Some(1539 << 20))),
+        ),
+        (
+            r#"{"code":"0000","usage":{"history":[]},"installCount":0}"#,
+            Some((Some(false), Some(0))),
+        ),
+        (
+            r#"{"code":"0000","usage":{"history":[]},"device":{"installTime":"2026-11-20 10:00:00"}}"#,
+            Some((Some(true), Some(0))),
+        ),
+        (r#"{"code":"1002"}"#, Some((None, Some(0)))),
+        (r#"{"code":"1003"}"#, Some((None, None))),
+        (r#"{"code":"1001"}"#, None),
+        (r#"{"code":"0000"}"#, None),
+        (
+            r#"{"code":"0000","usage":{"history":[{"usageMb":-1}]}}"#,
+            None,
+        ),
+        (
+            r#"{"code":"0000","usage":{"history":[{"usageMb":"much"}]}}"#,
+            None,
+        ),
+    ] {
+        let url = replay(ok(body)).await;
+        let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let status = account.status(&esim()).await;
+        if status.is_ok() {
+            assert_eq!(custody(&status), "unshown", "{body}");
+        }
+        let read = status.ok().map(|status| status.reading);
+        let read = read.map(|reading| (reading.installed, reading.data_used));
+        assert_eq!(read, expected, "{body}");
+    }
+}
+
 /// A process has recorded an attempt and died, before the call or after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
@@ -365,6 +475,7 @@ fn custody(status: &Result<EsimStatus, Trouble>) -> String {
             Custody::Returnable => "returnable".to_owned(),
             Custody::Returned => "returned".to_owned(),
             Custody::Kept(_) => "kept".to_owned(),
+            Custody::Unshown => "unshown".to_owned(),
         },
         Err(trouble) => trouble.class().to_owned(),
     }

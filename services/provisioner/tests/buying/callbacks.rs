@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use domain::PlacementId;
 use serde_json::json;
+use signing::{SecretKey, airalo};
 use testkit::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::{net::TcpStream, task::JoinSet};
 
-use crate::support::{Bench, TOKEN};
+use crate::support::{Bench, SECRET_KEY, TOKEN};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_brings_the_next_look_forward() {
@@ -238,4 +240,133 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
         shed > 0 && count("repeated").await > 0.0,
         "{shed} shed in {seconds} s"
     );
+}
+
+/// What became of an eSIM as it is kept: its reports, and whether the provider was asked.
+async fn reports(bench: &Bench, id: PlacementId) -> (Vec<String>, bool) {
+    let reports: Vec<String> = sqlx::query_scalar(
+        "SELECT detail FROM history WHERE kind = 'reported' AND placement_id = $1 ORDER BY at",
+    )
+    .bind(id.uuid())
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    let asked = "SELECT EXISTS (SELECT FROM esim_requests JOIN topups USING (topup_id)
+                                WHERE placement_id = $1 AND read_at IS NOT NULL AND data_used > 0)";
+    let is_confirmed: bool = sqlx::query_scalar(asked)
+        .bind(id.uuid())
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    (reports, is_confirmed)
+}
+
+async fn confirmed(bench: &Bench, id: PlacementId) {
+    wait::soon("a report to be confirmed", async || {
+        Ok(reports(bench, id).await.1.then_some(()))
+    })
+    .await;
+}
+
+/// The events of eSIM Access, as its reference shows them: doubled, in the form of its tests, of an
+/// eSIM that nobody has, and with figures that are not true. Each is kept once and leads to one
+/// call, whose answer is what counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_reported_of_an_esim_is_kept_once_and_confirmed_by_a_call() {
+    let bench = Bench::start(|config| config.providers = vec!["esim-access".to_owned()]).await;
+    let id = bench.accept_at("esim-access", &["in-use"]).await;
+    bench.ready(id).await;
+    let path = format!("/callbacks/esim-access/{TOKEN}");
+    let unit = bench.unit(id).await;
+    let event = |kind: &str, number: u32, unit: &str, content: serde_json::Value| {
+        let mut body = json!({
+            "notifyType": kind, "notifyId": format!("N{number}"), "eventGenerateTime": "2026-11-29T01:02:03Z",
+            "content": { "orderNo": "B1", "esimTranNo": unit, "transactionId": id.to_string() },
+        });
+        let more = content.as_object().unwrap().clone();
+        body["content"].as_object_mut().unwrap().extend(more);
+        body.to_string()
+    };
+    let in_use = json!({ "esimStatus": "IN_USE", "smdpStatus": "ENABLED", "orderUsage": 1 });
+    for _ in 0..2 {
+        let body = event("ESIM_STATUS", 1, &unit, in_use.clone());
+        assert_eq!(bench.call_back(&path, body).await, 200);
+    }
+    confirmed(&bench, id).await;
+    let further = [
+        event("SMDP_EVENT", 2, &unit, json!({ "smdpStatus": "ENABLED", "eid": "8904903200000000" })),
+        event("DATA_USAGE", 3, &unit, json!({ "remain": 1_000, "remainThreshold": 0.1 })),
+        event("VALIDITY_USAGE", 4, &unit, json!({ "remain": 1, "durationUnit": "DAY" })),
+        event("CHECK_HEALTH", 5, &unit, json!({ "orderStatus": "Test" })),
+        event("DATA_USAGE", 6, "7", json!({ "remain": 1_000 })),
+        String::new(),
+    ];
+    for body in further {
+        assert_eq!(bench.call_back(&path, body).await, 200);
+    }
+    let test = format!("{path}?notifyType=DATA_USAGE&notifyId=N7&content[esimTranNo]={unit}");
+    assert_eq!(bench.call_back(&test, "").await, 200);
+    let expected = [
+        "ESIM_STATUS IN_USE ENABLED",
+        "SMDP_EVENT ENABLED",
+        "DATA_USAGE 1000 0.1",
+        "VALIDITY_USAGE 1",
+        "DATA_USAGE",
+    ];
+    assert_eq!(reports(&bench, id).await.0, expected);
+    // The eSIM was asked for once. The later reports wait until the answer is five minutes old.
+    assert!(bench.calls(&["call=\"status\""]).await <= 1.0);
+    let wait = "SELECT at > now() + interval '4 minutes' FROM work WHERE kind = 'usage'";
+    let waits: bool = sqlx::query_scalar(wait)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(waits);
+}
+
+/// Airalo signs its webhooks, and tries the URL by `HEAD`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_of_airalo_counts_only_with_its_signature() {
+    let bench = Bench::start(|config| config.providers = vec!["airalo".to_owned()]).await;
+    let id = bench.accept_at("airalo", &["in-use"]).await;
+    bench.ready(id).await;
+    let url = |token: &str| format!("http://{}/callbacks/airalo/{token}", bench.config.listen);
+    for (token, status) in [(TOKEN, 200), ("another-token-of-some-length", 404)] {
+        let tried = bench.http.head(url(token)).send().await.unwrap();
+        assert_eq!(tried.status().as_u16(), status);
+    }
+    let iccid = "SELECT iccid FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
+    let iccid: String = sqlx::query_scalar(iccid)
+        .bind(id.uuid())
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    let low = json!({ "level": "90%", "iccid": iccid, "package_name": "P", "remaining_percentage": 10 });
+    let credit = json!({ "message": "Your credit is low", "remaining": "12.50" });
+    let secret = SecretKey::from_bytes(SECRET_KEY.as_bytes().to_vec()).unwrap();
+    let other = SecretKey::from_bytes(b"another".to_vec()).unwrap();
+    for (body, secret, status) in [
+        (&low, &other, 401),
+        (&low, &secret, 200),
+        (&low, &secret, 200),
+        (&credit, &other, 401),
+        (&credit, &secret, 200),
+        (&json!({ "request_id": "r" }), &secret, 200),
+    ] {
+        let body = body.to_string();
+        let request = bench.http.post(url(TOKEN));
+        let request = request.header("airalo-signature", airalo::sign(secret, body.as_bytes()));
+        let response = request.body(body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), status);
+    }
+    assert_eq!(bench.call_back(&format!("/callbacks/airalo/{TOKEN}"), low.to_string()).await, 401);
+    confirmed(&bench, id).await;
+    let kept = reports(&bench, id).await.0;
+    assert_eq!(kept, ["little data or time left: 90%"]);
+    let account = "SELECT count(*) FROM history WHERE provider = 'airalo' AND order_id IS NULL AND kind = 'reported'";
+    let account: i64 = sqlx::query_scalar(account)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(account, 1);
 }

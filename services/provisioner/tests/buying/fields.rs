@@ -9,13 +9,14 @@ use std::{
 
 use domain::{Iccid, PlacementId};
 use provisioner::providers::{
-    Custody, DeliveredEsim, GiveBackResponse, Hint, Provider, ProviderId, PurchaseResponse,
+    BadCallback, Custody, DeliveredEsim, GiveBackResponse, Hint, Provider, ProviderId,
+    PurchaseResponse,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::hostile::{LONGEST, asked, bought, connect, found, http, trouble};
+use crate::hostile::{LONGEST, asked, bought, called_back, connect, found, http, trouble};
 
 const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
 
@@ -248,6 +249,7 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
                         );
                         "kept"
                     }
+                    Custody::Unshown => "unshown",
                 };
                 let reading = status.reading;
                 let installed = reading
@@ -279,11 +281,16 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             }
             Err(error) => trouble(&error),
         },
-        Operation::Callback => match provider.parse_callback(body.to_string().as_bytes()) {
-            Some(Hint::Unit(_)) => "a unit".to_owned(),
-            Some(Hint::Purchase(_)) => "a purchase".to_owned(),
-            Some(Hint::Nothing) => "nothing".to_owned(),
-            None => "unreadable".to_owned(),
+        Operation::Callback => match called_back(provider, body.to_string().as_bytes()) {
+            Ok(Hint::Unit(_)) => "a unit".to_owned(),
+            Ok(Hint::Purchase(_)) => "a purchase".to_owned(),
+            Ok(Hint::Report(report)) => {
+                assert!(report.words.len() <= LONGEST && !report.words.contains(is_hidden));
+                "a report".to_owned()
+            }
+            Ok(Hint::Nothing) => "nothing".to_owned(),
+            Err(BadCallback::Unreadable) => "unreadable".to_owned(),
+            Err(BadCallback::Forged) => "forged".to_owned(),
         },
     }
 }

@@ -6,9 +6,11 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, BoughtUnits, CallLimits, LookUpRequest, LookUpResponse, PacedCalls, Provider,
+    Accounts, BadCallback, BoughtUnits, CallLimits, CallbackRequest, Hint, LookUpRequest,
+    LookUpResponse, PacedCalls, Provider,
     ProviderId, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
 };
+use reqwest::header::HeaderMap;
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -310,6 +312,16 @@ pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc
     };
     let connected = accounts.connect(name, PacedCalls::without_rate(limits));
     connected.unwrap().provider
+}
+
+/// What a callback with this body tells.
+pub fn called_back(provider: &dyn Provider, body: &[u8]) -> Result<Hint, BadCallback> {
+    let headers = HeaderMap::new();
+    provider.read_callback(CallbackRequest {
+        query: None,
+        headers: &headers,
+        body,
+    })
 }
 
 async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {

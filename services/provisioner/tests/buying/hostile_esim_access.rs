@@ -5,9 +5,12 @@
 use std::sync::Arc;
 
 use domain::PlacementId;
-use provisioner::providers::{Hint, LookUp, Provider};
+use provisioner::providers::{
+    CallbackRequest, Hint, LookUp, Provider, ProviderId, ReportSubject,
+};
+use reqwest::header::HeaderMap;
 
-use crate::hostile::{asked, bought, connect, found, ok, replay};
+use crate::hostile::{asked, bought, called_back, connect, found, ok, replay};
 
 const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
 
@@ -231,33 +234,100 @@ async fn a_callback_names_the_purchase_or_nothing() {
     assert_eq!(provider.capabilities().look_up, LookUp::Search);
     let callback = |kind: &str, content: &str| {
         let body = format!(r#"{{"notifyType":"{kind}","content":{content}}}"#);
-        provider.parse_callback(body.as_bytes())
+        called_back(&*provider, body.as_bytes()).unwrap()
     };
     let named =
         format!(r#"{{"orderNo":"B1","transactionId":"{OURS}","orderStatus":"GOT_RESOURCE"}}"#);
     let hint = Hint::Purchase(OURS.parse().unwrap());
-    assert_eq!(callback("ORDER_STATUS", &named), Some(hint));
+    assert_eq!(callback("ORDER_STATUS", &named), hint);
     let test = r#"{"orderNo":"1234567890","orderStatus":"Test"}"#;
-    assert_eq!(callback("CHECK_HEALTH", test), Some(Hint::Nothing));
-    assert_eq!(callback("ESIM_STATUS", &named), Some(Hint::Nothing));
+    assert_eq!(callback("CHECK_HEALTH", test), Hint::Nothing);
+    // An event about an eSIM that names none.
+    assert_eq!(callback("ESIM_STATUS", &named), Hint::Nothing);
     assert_eq!(
         callback("ORDER_STATUS", r#"{"transactionId":"x"}"#),
-        Some(Hint::Nothing)
+        Hint::Nothing
     );
     // What is no event is acknowledged, too, because the provider gives up a URL that refuses its
-    // tests. Its help shows them as a query string, without a body.
-    assert_eq!(callback("ORDER_STATUS", "7"), Some(Hint::Nothing));
+    // tests.
+    assert_eq!(callback("ORDER_STATUS", "7"), Hint::Nothing);
     for odd in [
         &b""[..],
         b"notifyType=ORDER_STATUS&content[orderNo]=B1",
         b"{}",
         b"\xff",
     ] {
-        assert_eq!(provider.parse_callback(odd), Some(Hint::Nothing));
+        assert_eq!(called_back(&*provider, odd), Ok(Hint::Nothing));
     }
-    // The spelling may vary.
+    // The spelling may vary, and the help shows events as a query string without a body.
     let body =
         format!(r#"{{"notify_type":"order_status","content":{{"transaction_id":"{OURS}"}}}}"#);
-    let hint = Hint::Purchase(OURS.parse().unwrap());
-    assert_eq!(provider.parse_callback(body.as_bytes()), Some(hint));
+    assert_eq!(
+        called_back(&*provider, body.as_bytes()),
+        Ok(Hint::Purchase(OURS.parse().unwrap()))
+    );
+    let headers = HeaderMap::new();
+    let query = format!("notifyType=ORDER_STATUS&content[transactionId]={OURS}");
+    let test = CallbackRequest {
+        query: Some(&query),
+        headers: &headers,
+        body: b"",
+    };
+    assert_eq!(
+        provider.read_callback(test),
+        Ok(Hint::Purchase(OURS.parse().unwrap()))
+    );
+}
+
+/// Each type of event about an eSIM names it, in one line that says nothing personal; a repeat is
+/// recognised, and another event is not taken for one.
+#[tokio::test]
+async fn an_event_about_an_esim_names_it() {
+    testkit::http::client().unwrap();
+    let provider = provider("").await;
+    let report = |body: &str| match called_back(&*provider, body.as_bytes()) {
+        Ok(Hint::Report(report)) => report,
+        other => panic!("{body}: {other:?}"),
+    };
+    for (kind, content, words) in [
+        (
+            "ESIM_STATUS",
+            r#""esimStatus":"IN_USE","smdpStatus":"ENABLED""#,
+            "ESIM_STATUS IN_USE ENABLED",
+        ),
+        (
+            "SMDP_EVENT",
+            r#""smdpStatus":"DOWNLOAD","eid":"89049032000000000000000000000000","seqNumber":7"#,
+            "SMDP_EVENT DOWNLOAD",
+        ),
+        (
+            "DATA_USAGE",
+            r#""totalVolume":5,"orderUsage":4,"remain":1,"remainThreshold":0.2"#,
+            "DATA_USAGE 1 0.2",
+        ),
+        (
+            "VALIDITY_USAGE",
+            r#""remain":1,"durationUnit":"DAY""#,
+            "VALIDITY_USAGE 1",
+        ),
+    ] {
+        let event = |id: &str, unit: &str| {
+            format!(
+                r#"{{"notifyType":"{kind}","notifyId":"{id}","content":{{"orderNo":"B1",{unit}{content}}}}}"#
+            )
+        };
+        let unit = r#""esimTranNo":"25","iccid":"89852245280000942210","#;
+        let first = report(&event("N1", unit));
+        assert_eq!(first.words, words);
+        let id = ProviderId::parse("25".to_owned()).unwrap();
+        assert_eq!(first.about, ReportSubject::Unit(id));
+        assert_eq!(report(&event("N1", unit)).key, first.key);
+        assert_ne!(report(&event("N2", unit)).key, first.key);
+        let iccid = report(&event("N1", r#""iccid":"89852245280000942210","#));
+        assert!(matches!(iccid.about, ReportSubject::Iccid(_)));
+        assert_eq!(
+            called_back(&*provider, event("N1", "").as_bytes()),
+            Ok(Hint::Nothing)
+        );
+    }
 }

@@ -68,6 +68,9 @@ pub enum MomentKind {
         provider: Option<String>,
         attempt: Option<i32>,
         reason: StoredReason,
+        /// What a provider reported.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        said: Option<String>,
         /// What the placement was before an operator resolved it, and is since.
         before: Option<PlacementSnapshot>,
         after: Option<PlacementSnapshot>,
@@ -158,6 +161,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
             endpoint_id,
             attempt,
             reason,
+            said,
             before,
             after,
             ..
@@ -194,6 +198,10 @@ pub fn told(what: &MomentKind) -> Option<String> {
                     format!("the endpoint{endpoint} was blocked, so its webhooks waited")
                 }
                 HistoryKind::Unblocked => format!("the block of the endpoint{endpoint} ended"),
+                HistoryKind::Reported => {
+                    let said = said.as_deref().unwrap_or("something of an eSIM");
+                    format!("{provider} reported {said}, so it was asked")
+                }
             };
             let attempt =
                 attempt.map_or_else(String::new, |attempt| format!("try {attempt}: "));

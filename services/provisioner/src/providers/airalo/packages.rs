@@ -80,7 +80,7 @@ struct Operator {
     about: Value,
 }
 
-/// A country or a region, of which only the prices are read.
+/// A country or a region, of which only the prices and what limits a start are read.
 #[derive(Deserialize)]
 pub(super) struct PricedPlace {
     operators: Vec<PricedOperator>,
@@ -89,6 +89,28 @@ pub(super) struct PricedPlace {
 #[derive(Deserialize)]
 struct PricedOperator {
     packages: Vec<PricedPackage>,
+    #[serde(default)]
+    install_window_days: Value,
+}
+
+/// What the list says of a package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    /// What we pay for a unit.
+    pub(super) price: Price,
+    /// For how many days after its purchase an eSIM can be started, if its operator limits it.
+    pub(super) install_window: Option<u16>,
+}
+
+impl Listed {
+    /// The higher price and the shorter time.
+    pub(super) fn or_worse(self, other: Self) -> Self {
+        let windows = [self.install_window, other.install_window];
+        Self {
+            price: self.price.max(other.price),
+            install_window: windows.into_iter().flatten().min(),
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -137,21 +159,25 @@ impl<P> AiraloPackages<P> {
 }
 
 impl AiraloPackages<PricedPlace> {
-    /// The packages whose id and price can be read, with what we pay for a unit.
-    pub(super) fn priced(self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
+    /// The packages whose id and price can be read.
+    pub(super) fn priced(self, page: u32) -> Result<ListPage<(String, Listed)>, Trouble> {
         let next = self.next(page)?;
         let discount = Discount::of(&self.pricing);
-        let operators = self.data.iter().flat_map(|place| &place.operators);
-        let packages = operators.flat_map(|operator| &operator.packages);
-        let entries = packages.filter_map(|package| {
-            let id = package.id.as_str()?.to_owned();
-            let price = price(&package.net_price, &package.price, discount)?;
-            Some((id, price))
-        });
-        Ok(ListPage {
-            entries: entries.collect(),
-            next,
-        })
+        let mut entries = Vec::new();
+        for operator in self.data.iter().flat_map(|place| &place.operators) {
+            let window = operator.install_window_days.as_u64();
+            let install_window = window.and_then(|days| days.try_into().ok());
+            entries.extend(operator.packages.iter().filter_map(|package| {
+                let id = package.id.as_str()?.to_owned();
+                let price = price(&package.net_price, &package.price, discount)?;
+                let listed = Listed {
+                    price,
+                    install_window,
+                };
+                Some((id, listed))
+            }));
+        }
+        Ok(ListPage { entries, next })
     }
 }
 

@@ -7,7 +7,9 @@
 //! that a restart and a second replica compare in the same way, and a price that falls again sells
 //! again.
 //!
-//! The list is longer than a purchase may wait for it, so it is read by a task of its own, which
+//! The list also says for how long an eSIM can be started ([`Prices::install_window`]).
+//!
+//! It is longer than a purchase may wait for it, so it is read by a task of its own, which
 //! goes on when nobody waits any more. Otherwise a list that is read slowly would never be read.
 
 use std::{
@@ -18,6 +20,7 @@ use std::{
 
 use runtime::lock;
 
+use super::packages::Listed;
 use crate::providers::{price::Price, provider::Trouble};
 
 /// How long a list serves before it is read again. Prices change by the day, and the provider
@@ -28,10 +31,16 @@ const KEPT: Duration = Duration::from_hours(24);
 /// The shortest time between two tries to read it.
 const PAUSE: Duration = Duration::from_mins(1);
 
-/// The prices by package, and when they were read.
+/// What is listed by package, and when it was read.
 struct List {
-    prices: HashMap<String, Price>,
+    packages: HashMap<String, Listed>,
     read_at: Instant,
+}
+
+impl List {
+    fn price(&self, package: &str) -> Option<Price> {
+        self.packages.get(package).map(|listed| listed.price)
+    }
 }
 
 #[derive(Default)]
@@ -58,20 +67,20 @@ impl Prices {
         read_all: impl FnOnce() -> F + Send + 'static,
     ) -> Result<Option<Price>, Trouble>
     where
-        F: Future<Output = Result<HashMap<String, Price>, Trouble>> + Send + 'static,
+        F: Future<Output = Result<HashMap<String, Listed>, Trouble>> + Send + 'static,
     {
         if let Some(list) = self.kept() {
-            return Ok(list.prices.get(package).copied());
+            return Ok(list.price(package));
         }
         let lock = Arc::clone(&self.reading);
         let reading = match (Arc::clone(&lock).try_lock_owned(), self.last()) {
             (Ok(reading), _) => reading,
-            (Err(_), Some(old)) => return Ok(old.prices.get(package).copied()),
+            (Err(_), Some(old)) => return Ok(old.price(package)),
             (Err(_), None) => lock.lock_owned().await,
         };
         // Another call may have read the list while this one waited.
         if let Some(list) = self.kept() {
-            return Ok(list.prices.get(package).copied());
+            return Ok(list.price(package));
         }
         let prices = Arc::clone(self);
         let read = tokio::spawn(async move {
@@ -84,7 +93,13 @@ impl Prices {
                 "the provider's prices were not read to their end".into(),
             ))
         })?;
-        Ok(list.prices.get(package).copied())
+        Ok(list.price(package))
+    }
+
+    /// For how many days after its purchase an eSIM of a package can be started, as the list says
+    /// that was read last. It is not read for this.
+    pub(super) fn install_window(&self, package: &str) -> Option<u16> {
+        self.last()?.packages.get(package)?.install_window
     }
 
     /// Lets the list be read again before it is old, because a purchase was dearer.
@@ -109,7 +124,7 @@ impl Prices {
     }
 
     /// Reads the list. If that fails, the last one serves.
-    async fn read<F: Future<Output = Result<HashMap<String, Price>, Trouble>>>(
+    async fn read<F: Future<Output = Result<HashMap<String, Listed>, Trouble>>>(
         &self,
         read_all: impl FnOnce() -> F,
     ) -> Result<Arc<List>, Trouble> {
@@ -123,9 +138,9 @@ impl Prices {
         }
         lock(&self.state).tried_at = Some(Instant::now());
         match read_all().await {
-            Ok(prices) => {
+            Ok(packages) => {
                 let list = Arc::new(List {
-                    prices,
+                    packages,
                     read_at: Instant::now(),
                 });
                 let mut state = lock(&self.state);

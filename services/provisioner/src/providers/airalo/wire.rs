@@ -16,7 +16,7 @@ use crate::providers::{
     lists::SoldPurchase,
     price::Price,
     provider::{
-        Balance, BoughtUnits, Custody, EsimStatus, LookUpResponse, ProfileFault, ProviderUnit,
+        Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit,
         ProviderUnitState, Trouble, filled,
     },
     text::{BadId, ProviderId, moment, one_line},
@@ -26,6 +26,10 @@ use crate::providers::{
 const CREATED: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+/// For how many days after its purchase an eSIM is taken to be usable if its operator does not say
+/// it. Some operators recycle what nobody uses, often after about 90 days (Airalo's help for
+/// consumers, September 2026).
+const START_WITHIN: u16 = 90;
 /// The SM-DP+ address and the activation code of all eSIMs of the test mode (three examples of
 /// September 2026). Nobody can install them.
 const TEST: (&str, &str) = ("lpa.airalo.com", "TEST");
@@ -73,8 +77,6 @@ pub(super) struct AiraloOrder {
     pub(super) description: Option<String>,
     quantity: Option<Amount>,
     created_at: Option<String>,
-    /// Days.
-    validity: Option<Amount>,
     /// What we pay. Not all examples have it; `price` is what consumers pay.
     net_price: Option<Amount>,
     #[serde(default)]
@@ -144,11 +146,11 @@ impl AiraloOrder {
         })
     }
 
-    /// The last day on which the package can be used for certain. Airalo names none. A package is
-    /// valid for some days from its first use, so it is valid at least that long from now on.
-    fn expires(&self) -> Option<String> {
+    /// The last day on which the eSIMs can still be started. No order names it; the validity of
+    /// its package begins with the start.
+    fn start_by(&self, install_window: Option<u16>) -> Option<String> {
         let created = PrimitiveDateTime::parse(self.created_at.as_deref()?, CREATED).ok()?;
-        let days: u16 = self.validity.as_ref()?.text().parse().ok()?;
+        let days = install_window.unwrap_or(START_WITHIN);
         let last: Date = created.date().checked_add(Duration::days(days.into()))?;
         last.format(DAY).ok()
     }
@@ -156,7 +158,11 @@ impl AiraloOrder {
 
 impl Sim {
     /// Reads the state of an eSIM; the error is the name of the field that is unreadable.
-    fn state(&self, order: &AiraloOrder) -> Result<ProviderUnitState, ProfileFault> {
+    fn state(
+        &self,
+        order: &AiraloOrder,
+        install_window: Option<u16>,
+    ) -> Result<ProviderUnitState, ProfileFault> {
         let slug = order.status.as_ref().map(|status| status.slug.as_str());
         if let Some(slug @ ("failed" | "refunded")) = slug {
             return Ok(ProviderUnitState::Failed(format!(
@@ -199,14 +205,18 @@ impl Sim {
             is_code_shared,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "lpa or matching_id"))?,
-            expired_date: order.expires().ok_or("created_at or validity")?,
+            expired_date: order.start_by(install_window).ok_or("created_at")?,
         })
     }
 }
 
 /// Reads orders as one purchase. If there are several with our id, something was bought twice; all
-/// of their units are listed, and the surplus is logged where they are assigned.
-pub(super) fn bought(orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
+/// of their units are listed, and the surplus is logged where they are assigned. `install_window`
+/// says for how many days after its purchase an eSIM of a package can be started.
+pub(super) fn bought(
+    orders: Vec<AiraloOrder>,
+    install_window: impl Fn(&str) -> Option<u16>,
+) -> Result<BoughtUnits, Trouble> {
     let bad = |field: &str, error: BadId| {
         Trouble::Unknown(format!("the response is unreadable: {field} {error}"))
     };
@@ -219,10 +229,11 @@ pub(super) fn bought(orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
     for order in orders {
         let product_id = ProviderId::parse(order.package_id.clone())
             .map_err(|error| bad("package_id", error))?;
+        let window = install_window(&order.package_id);
         for sim in &order.sims {
             let unit_id =
                 ProviderId::parse(sim.id.to_string()).map_err(|error| bad("sims.id", error))?;
-            let state = ProviderUnitState::read(&unit_id, sim.state(&order));
+            let state = ProviderUnitState::read(&unit_id, sim.state(&order, window));
             units.push(ProviderUnit {
                 unit_id,
                 product_id: Some(product_id.clone()),
@@ -309,6 +320,7 @@ impl AiraloUsage {
         )]
         let bytes = |megabytes: f64| (megabytes * MB).round() as u64;
         let is_active = matches!(status.as_str(), "ACTIVE" | "FINISHED");
+        let is_begun = is_active || status == "EXPIRED";
         // The amounts of an unlimited package are 0 and to be ignored, and so are those of a
         // recycled eSIM.
         let is_recycled = status == "RECYCLED";
@@ -318,7 +330,10 @@ impl AiraloUsage {
                 installed: is_active.then_some(true),
                 data_used: is_counted.then(|| bytes((total - remaining).max(0.0))),
                 data_total: is_counted.then(|| bytes(total)),
-                ends_at: expired_at.as_deref().and_then(moment),
+                ends_at: is_begun.then_some(expired_at.as_deref().and_then(moment)).flatten(),
+                // Its figures are up to 20 minutes old, and an hour in the test mode (its pages of
+                // September 2026), but it does not say how old these are.
+                as_of: None,
             },
             custody: Custody::Kept(if is_recycled {
                 "its operator has recycled the eSIM, so it cannot be used any more".to_owned()
@@ -336,14 +351,6 @@ pub(super) fn not_known() -> EsimStatus {
         reading: Reading::default(),
         custody: Custody::Kept("Airalo does not know the ICCID".to_owned()),
     }
-}
-
-/// The answer to a look-up that found these orders.
-pub(super) fn found(orders: Vec<AiraloOrder>) -> Result<LookUpResponse, Trouble> {
-    if orders.is_empty() {
-        return Ok(LookUpResponse::NotFound);
-    }
-    bought(orders).map(LookUpResponse::Found)
 }
 
 /// The body of a 422, and of a 404.

@@ -8,6 +8,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use store::esim_requests::Reading;
+use time::OffsetDateTime;
 
 use crate::providers::{
     lists::{
@@ -15,7 +16,7 @@ use crate::providers::{
         product, text,
     },
     provider::{
-        Balance, Custody, EsimStatus, Hint, ProfileFault, ProviderUnit, ProviderUnitState, Trouble,
+        Balance, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState, Trouble,
         UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
@@ -220,6 +221,7 @@ impl EsimAccessEsim {
                 "the response is unreadable: it does not say the state of the eSIM".into(),
             ));
         };
+        let is_begun = matches!(esim, "IN_USE" | "USED_UP" | "USED_EXPIRED" | "SUSPENDED");
         // A download alone may have failed; an installation follows it.
         let installed = match smdp {
             "RELEASED" => Some(false),
@@ -236,7 +238,10 @@ impl EsimAccessEsim {
                 installed,
                 data_used: self.order_usage,
                 data_total: self.total_volume,
-                ends_at: self.expired_time.as_deref().and_then(moment),
+                // Before its first use this is the last moment at which it can be started.
+                ends_at: (is_begun.then_some(self.expired_time.as_deref()).flatten())
+                    .and_then(moment),
+                as_of: None,
             },
             custody,
         })
@@ -290,6 +295,37 @@ const USABLE: [&str; 6] = [
     "GOT_RESOURCE",
     "IN_USE",
 ];
+
+/// The data that eSIMs have used.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Usages {
+    esim_usage_list: Vec<Counted>,
+}
+
+/// The data that an eSIM has used, in bytes.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Counted {
+    esim_tran_no: String,
+    pub(super) data_usage: u64,
+    pub(super) total_data: u64,
+    last_update_time: Option<String>,
+}
+
+impl Counted {
+    /// When it was counted.
+    pub(super) fn at(&self) -> Option<OffsetDateTime> {
+        self.last_update_time.as_deref().and_then(moment)
+    }
+}
+
+/// What an eSIM has used; `None` if the result does not say it.
+pub(super) fn counted(result: Value, unit_id: &ProviderId) -> Option<Counted> {
+    let usages: Usages = read(result).ok()?;
+    let is_it = |one: &Counted| one.esim_tran_no == unit_id.as_str();
+    usages.esim_usage_list.into_iter().find(is_it)
+}
 
 fn belongs(transaction_id: Option<&str>, placement_id: PlacementId) -> Option<bool> {
     transaction_id
@@ -396,37 +432,6 @@ fn terms(package: &Value) -> Result<Standard, UnsuitableProduct> {
 
 /// The highest price that makes sense, in ten-thousandths. A higher one is a mistake.
 const MOST_PRICE: u64 = 1_000_000 * 10_000;
-
-/// A callback. It names the purchase by our id, and carries no profile.
-#[derive(Deserialize)]
-struct Callback {
-    #[serde(alias = "notifyType")]
-    notify_type: String,
-    #[serde(default)]
-    content: Content,
-}
-
-#[derive(Default, Deserialize)]
-struct Content {
-    #[serde(alias = "transactionId")]
-    transaction_id: Option<String>,
-}
-
-/// What a callback tells us. Only the one that says that profiles are ready leads to anything; the
-/// others, such as that an eSIM is in use, and the tests that are sent when the URL is set, are
-/// acknowledged, even if their body cannot be read: a URL that refuses a test cannot be set.
-/// Without our id the purchase is not found, and its profiles come on schedule.
-pub(super) fn callback(body: &[u8]) -> Hint {
-    let Ok(callback) = serde_json::from_slice::<Callback>(body) else {
-        return Hint::Nothing;
-    };
-    if !callback.notify_type.eq_ignore_ascii_case("ORDER_STATUS") {
-        return Hint::Nothing;
-    }
-    let id = callback.content.transaction_id;
-    let placement_id = id.and_then(|id| id.parse().ok());
-    placement_id.map_or(Hint::Nothing, Hint::Purchase)
-}
 
 #[cfg(test)]
 mod tests {
