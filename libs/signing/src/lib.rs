@@ -1,9 +1,10 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
 //! requests ([`request`]), webhooks ([`webhook`], and [`ed25519`] with a public key), calls to the
 //! providers USIMSA ([`usimsa`]) and eSIM Access ([`esim_access`]), webhooks of Airalo
-//! ([`airalo`]), and the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords ([`scram`]), because
-//! that is made of MACs, too, the one-time [`code`]s that verify a channel for notices, and the
-//! [`password`]s and [`token`]s with which operators sign in at the console.
+//! ([`airalo`]), and the URLs of QR pictures ([`qr`]). It also computes the form in which
+//! PostgreSQL stores passwords ([`scram`]), because that is made of MACs, too, the one-time
+//! [`code`]s that verify a channel for notices, and the [`password`]s and [`token`]s with which
+//! operators sign in at the console.
 //!
 //! No other crate computes or compares a MAC, so what has to be right about it can be reviewed
 //! here. A signature is compared in constant time, so that the time of a refusal does not show an

@@ -390,7 +390,8 @@ pub struct StoredReport<'a> {
 }
 
 /// Keeps a report, and makes the question about the use of its eSIM due, whose answer confirms it.
-/// Returns false if the report was kept before, and `None` if it is about no delivered eSIM of ours.
+/// Returns false if the report was kept before, and `None` if it is about no delivered eSIM of
+/// ours.
 pub async fn report(
     connection: &mut PgConnection,
     provider: &str,

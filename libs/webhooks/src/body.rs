@@ -34,9 +34,11 @@ pub struct WebhookBody<'a> {
         example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300"
     )]
     qrcode_img_url: String,
-    /// The expiry date of the eSIM as the provider gives it, without a time zone. Take it for the
-    /// last day on which the eSIM can be installed and first used, and tell your customer that it
-    /// ends at some time of that day. It does not say how long the data lasts; the option does.
+    /// The last day, in UTC, on which the eSIM can still be started, which means installed and
+    /// first used; tell your customer that it ends at some time of that day. Of a provider that
+    /// does not say it, it is a day until which its eSIMs can usually be started. It does not say
+    /// how long the data lasts: the option does, and `ends_at` of the data use once the eSIM is
+    /// started.
     #[schema(example = "2026-12-20", format = Date)]
     expired_date: &'a str,
     #[schema(example = "A-1042")]

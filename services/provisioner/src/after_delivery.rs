@@ -257,9 +257,9 @@ impl ProviderContext {
     }
 
     /// Sends an attempt again whose outcome is not known and that no look shows. The provider takes
-    /// an eSIM back once, so the repeat does no harm, and it tells the outcome of the first request:
-    /// it is answered as taken back before. Nothing of the first one is on its way any more, so a
-    /// refusal holds.
+    /// an eSIM back once, so the repeat does no harm, and it tells the outcome of the first
+    /// request: it is answered as taken back before. Nothing of the first one is on its way any
+    /// more, so a refusal holds.
     async fn repeat_attempt(
         &self,
         claimed: &ClaimedRequest,
@@ -278,7 +278,7 @@ impl ProviderContext {
                     .await;
             }
             Some(Err(trouble)) => trouble,
-            None => return self.go_on(claimed, None, AGAIN_LEAST).await,
+            None => return self.go_on(claimed, None, pause(open.attempt_age)).await,
         };
         if open.attempt_age >= self.park_after {
             let said = Some(trouble.reason().to_owned());

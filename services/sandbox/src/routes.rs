@@ -41,8 +41,7 @@ use crate::{
     profile::{self, UnitNumber},
     protocol::{
         BoughtUnit, DailyAnswer, DailyUsage, DayUsage, DeviceAnswer, InstallingDevice, OrderBody,
-        ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer,
-        code,
+        ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer, code,
     },
     sale::{self, MAX_UNITS, Sale},
     server::{self, NoAnswer},
@@ -217,8 +216,8 @@ async fn fetch(
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit, whose profile is then no longer shown. A second cancellation says so. A unit that
-/// is installed cannot be cancelled.
+/// Cancels a unit, whose profile is then no longer shown. A second cancellation says so. A unit
+/// that is installed cannot be cancelled.
 async fn cancel(
     State(sandbox): State<Sandbox>,
     _: AuthenticRequest,

@@ -14,8 +14,9 @@ use http::HeaderMap;
 use ingress::fuzz::Harness;
 use notifier::{client, schedule::Schedule, webhook::WebhookSender};
 use provisioner::providers::{
-    Accounts, CallLimits, CallbackRequest, Hint, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderId,
-    ProviderUnit, ProviderUnitState, Purchase, PurchasePeriod, PurchaseResponse, Trouble,
+    Accounts, CallLimits, CallbackRequest, Hint, LookUpRequest, LookUpResponse, PacedCalls,
+    Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase, PurchasePeriod,
+    PurchaseResponse, Trouble,
 };
 use webhooks::{
     dns::NameServers,

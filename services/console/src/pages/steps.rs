@@ -115,7 +115,7 @@ fn of_purchase(what: &MomentKind) -> Told {
             }
             HistoryKind::NotFound | HistoryKind::Resolved | HistoryKind::Reported => {
                 StepResult::Neutral
-            },
+            }
             HistoryKind::NotSent
             | HistoryKind::Unknown
             | HistoryKind::Rejected

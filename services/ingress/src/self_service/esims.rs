@@ -230,11 +230,11 @@ async fn wait(
 
 /// Show the data use of an eSIM
 ///
-/// What the provider says about the eSIM: whether it is installed, how much of its data is used, and
-/// when it ends. Providers count with a delay of hours; `as_of` is the time of the count. An answer
-/// of the provider is kept for 5 minutes and served again; `age_seconds` says how old it is. If the provider does not
-/// answer, you get its last answer, however old it is. An account may have providers asked about
-/// eSIMs, by this request or a give-back, 5 times per second.
+/// What the provider says about the eSIM: whether it is installed, how much of its data is used,
+/// and when it ends. Providers count with a delay of hours; `as_of` is the time of the count. An
+/// answer of the provider is kept for 5 minutes and served again; `age_seconds` says how old it is.
+/// If the provider does not answer, you get its last answer, however old it is. An account may have
+/// providers asked about eSIMs, by this request or a give-back, 5 times per second.
 #[utoipa::path(get, path = "/topups/{topup_id}/usage", operation_id = "show_usage", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(

@@ -34,9 +34,9 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
-        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
-        LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider, ProviderConnection, Purchase,
-        PurchaseResponse, Trouble,
+        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
+        Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
     },
     text::ProviderId,
 };
@@ -118,9 +118,9 @@ impl EsimAccess {
         })
     }
 
-    /// Asks for the data that an eSIM has used. The eSIM itself shows that, too, but not when it was
-    /// counted, which may be three hours ago (reference of April 2026). If this call tells nothing,
-    /// what the eSIM shows stays, without a time.
+    /// Asks for the data that an eSIM has used. The eSIM itself shows that, too, but not when it
+    /// was counted, which may be three hours ago (reference of April 2026). If this call tells
+    /// nothing, what the eSIM shows stays, without a time.
     async fn count(&self, esim: &DeliveredEsim, reading: &mut Reading) {
         // This call comes in addition to the one that has its turn.
         self.client.http.turn().await;

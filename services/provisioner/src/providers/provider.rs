@@ -268,7 +268,10 @@ pub enum ProviderUnitState {
         /// The provider gives this code to other eSIMs, too, because our account is in its test
         /// mode. Such a code installs nothing.
         is_code_shared: bool,
-        /// The expiry date, `YYYY-MM-DD`, a real day.
+        /// The last day on which the eSIM can still be started, `YYYY-MM-DD`, a real day. This is
+        /// one rule for all providers: where the provider says it, it is that day, in UTC, and
+        /// otherwise a day until which its eSIMs can usually be started. When the plan of the
+        /// eSIM ends follows from its start, so it is no part of a profile.
         expired_date: String,
     },
     /// The provider has sent a profile that cannot be delivered.

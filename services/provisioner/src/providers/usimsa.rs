@@ -32,10 +32,10 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, Size, parse},
     provider::{
-        BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim, EsimStatus, GiveBackResponse, Hint,
-        LookUp, LookUpRequest, LookUpResponse, PacedCalls, ProfileFault, Provider,
-        ProviderConnection, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
-        UnitFields, filled,
+        BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
+        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
+        ProfileFault, Provider, ProviderConnection, ProviderUnit, ProviderUnitState, Purchase,
+        PurchaseResponse, Trouble, UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };

@@ -294,9 +294,24 @@ async fn what_is_reported_of_an_esim_is_kept_once_and_confirmed_by_a_call() {
     }
     confirmed(&bench, id).await;
     let further = [
-        event("SMDP_EVENT", 2, &unit, json!({ "smdpStatus": "ENABLED", "eid": "8904903200000000" })),
-        event("DATA_USAGE", 3, &unit, json!({ "remain": 1_000, "remainThreshold": 0.1 })),
-        event("VALIDITY_USAGE", 4, &unit, json!({ "remain": 1, "durationUnit": "DAY" })),
+        event(
+            "SMDP_EVENT",
+            2,
+            &unit,
+            json!({ "smdpStatus": "ENABLED", "eid": "8904903200000000" }),
+        ),
+        event(
+            "DATA_USAGE",
+            3,
+            &unit,
+            json!({ "remain": 1_000, "remainThreshold": 0.1 }),
+        ),
+        event(
+            "VALIDITY_USAGE",
+            4,
+            &unit,
+            json!({ "remain": 1, "durationUnit": "DAY" }),
+        ),
         event("CHECK_HEALTH", 5, &unit, json!({ "orderStatus": "Test" })),
         event("DATA_USAGE", 6, "7", json!({ "remain": 1_000 })),
         String::new(),
@@ -341,7 +356,8 @@ async fn a_webhook_of_airalo_counts_only_with_its_signature() {
         .fetch_one(&bench.pool)
         .await
         .unwrap();
-    let low = json!({ "level": "90%", "iccid": iccid, "package_name": "P", "remaining_percentage": 10 });
+    let low =
+        json!({ "level": "90%", "iccid": iccid, "package_name": "P", "remaining_percentage": 10 });
     let credit = json!({ "message": "Your credit is low", "remaining": "12.50" });
     let secret = SecretKey::from_bytes(SECRET_KEY.as_bytes().to_vec()).unwrap();
     let other = SecretKey::from_bytes(b"another".to_vec()).unwrap();
@@ -359,7 +375,12 @@ async fn a_webhook_of_airalo_counts_only_with_its_signature() {
         let response = request.body(body).send().await.unwrap();
         assert_eq!(response.status().as_u16(), status);
     }
-    assert_eq!(bench.call_back(&format!("/callbacks/airalo/{TOKEN}"), low.to_string()).await, 401);
+    assert_eq!(
+        bench
+            .call_back(&format!("/callbacks/airalo/{TOKEN}"), low.to_string())
+            .await,
+        401
+    );
     confirmed(&bench, id).await;
     let kept = reports(&bench, id).await.0;
     assert_eq!(kept, ["little data or time left: 90%"]);

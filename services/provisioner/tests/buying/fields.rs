@@ -64,6 +64,11 @@ fn cases() -> Vec<Case> {
         },
     });
     let kept = json!({ "code": "9006", "message": "in use" });
+    let daily = json!({
+        "code": "0000", "message": null, "usage": { "history": [{ "usageMb": "1.5GB" }] },
+        "device": { "installTime": "2026-11-20 10:00:00" }, "installCount": 1,
+    });
+    let canceled = json!({ "code": "9002", "message": "canceled before" });
     let ready = json!({ "topupId": "25" });
 
     let done = |result: Value| json!({ "success": true, "errorCode": "0", "errorMsg": null, "obj": result });
@@ -78,6 +83,11 @@ fn cases() -> Vec<Case> {
     let made = json!({
         "notifyType": "ORDER_STATUS",
         "content": { "orderNo": "B1", "transactionId": OURS, "orderStatus": "GOT_RESOURCE" },
+    });
+
+    let changed = json!({
+        "notifyType": "ESIM_STATUS", "notifyId": "N1",
+        "content": { "esimTranNo": "25", "iccid": "89852245280000942210", "esimStatus": "IN_USE", "smdpStatus": "ENABLED" },
     });
 
     let order = json!({
@@ -102,6 +112,8 @@ fn cases() -> Vec<Case> {
         case("usimsa", "rejection", Purchase, refused),
         case("usimsa", "look-up", Find, unit),
         case("usimsa", "callback", Callback, ready),
+        case("usimsa", "status", Status, daily),
+        case("usimsa", "give-back", GiveBack, canceled),
         case("sandbox", "status", Status, usage),
         case("sandbox", "give-back", GiveBack, kept),
         case("esim-access", "purchase", Purchase, ordered),
@@ -117,6 +129,7 @@ fn cases() -> Vec<Case> {
             done(json!({ "balance": 105_000 })),
         ),
         case("esim-access", "callback", Callback, made),
+        case("esim-access", "event", Callback, changed),
         case("airalo", "purchase", Purchase, single.clone()),
         unprocessable("rejection", json!({ "code": 33, "reason": "sold out" })),
         unprocessable(

@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 use domain::PlacementId;
 use provisioner::providers::{
     Accounts, BadCallback, BoughtUnits, CallLimits, CallbackRequest, Hint, LookUpRequest,
-    LookUpResponse, PacedCalls, Provider,
-    ProviderId, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
+    LookUpResponse, PacedCalls, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
+    PurchaseResponse, Trouble,
 };
 use reqwest::header::HeaderMap;
 use runtime::clock::Moment;

@@ -5,9 +5,7 @@
 use std::sync::Arc;
 
 use domain::PlacementId;
-use provisioner::providers::{
-    CallbackRequest, Hint, LookUp, Provider, ProviderId, ReportSubject,
-};
+use provisioner::providers::{CallbackRequest, Hint, LookUp, Provider, ProviderId, ReportSubject};
 use reqwest::header::HeaderMap;
 
 use crate::hostile::{asked, bought, called_back, connect, found, ok, replay};

@@ -16,8 +16,8 @@ use crate::providers::{
     lists::SoldPurchase,
     price::Price,
     provider::{
-        Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit,
-        ProviderUnitState, Trouble, filled,
+        Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState,
+        Trouble, filled,
     },
     text::{BadId, ProviderId, moment, one_line},
 };
@@ -330,7 +330,9 @@ impl AiraloUsage {
                 installed: is_active.then_some(true),
                 data_used: is_counted.then(|| bytes((total - remaining).max(0.0))),
                 data_total: is_counted.then(|| bytes(total)),
-                ends_at: is_begun.then_some(expired_at.as_deref().and_then(moment)).flatten(),
+                ends_at: is_begun
+                    .then_some(expired_at.as_deref().and_then(moment))
+                    .flatten(),
                 // Its figures are up to 20 minutes old, and an hour in the test mode (its pages of
                 // September 2026), but it does not say how old these are.
                 as_of: None,
