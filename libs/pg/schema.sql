@@ -92,6 +92,7 @@ TABLE esim_requests
     data_total bigint
     ends_at timestamp with time zone
     read_at timestamp with time zone
+    as_of timestamp with time zone
     usage_failure text
     usage_failed_at timestamp with time zone
     give_back text
@@ -102,7 +103,7 @@ TABLE esim_requests
     reason text
     message text
     ended_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000)))
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000)))
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     POLICY all_rows USING true WITH CHECK true
@@ -1022,6 +1023,48 @@ BEGIN
             FROM moved WHERE t.placement_id = moved.placement_id
         )
         SELECT * FROM moved ORDER BY moved.placement_id;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.report_of_esim(of_provider text, of_unit text, of_iccid text, report text, words text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    about record;
+BEGIN
+    SELECT e.topup_id, p.placement_id, p.order_id, p.partner_id INTO about
+    FROM esims e
+    JOIN topups t ON t.topup_id = e.topup_id
+    JOIN placements p ON p.placement_id = t.placement_id
+    JOIN orders o ON o.order_id = p.order_id
+    WHERE e.topup_id = coalesce(
+            (SELECT u.topup_id FROM esims u WHERE u.provider = of_provider AND u.provider_unit_id = of_unit),
+            (SELECT i.topup_id FROM esims i WHERE i.iccid = of_iccid AND i.provider = of_provider ORDER BY i.topup_id DESC LIMIT 1))
+      AND e.ready_at IS NOT NULL AND e.erased_at IS NULL AND e.returned_at IS NULL
+    FOR KEY SHARE OF o;
+    IF NOT FOUND AND coalesce(of_unit, of_iccid) IS NOT NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO history (history_id, order_id, placement_id, topup_id, provider, kind, detail)
+    VALUES (derived_id('reported', of_provider || ' ' || report), about.order_id, about.placement_id, about.topup_id,
+            of_provider, 'reported', left(words, 200))
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND OR about.topup_id IS NULL THEN
+        RETURN FOUND;
+    END IF;
+    INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
+    VALUES (about.topup_id, about.partner_id, of_provider, now())
+    ON CONFLICT (topup_id) DO UPDATE SET usage_asked_at = now(), usage_failure = NULL, usage_failed_at = NULL
+    WHERE r.usage_asked_at IS NULL;
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT derived_id('usage', r.topup_id), 'usage', r.provider, r.topup_id, r.partner_id,
+           greatest(now(), r.read_at + interval '5 minutes')
+    FROM esim_requests r WHERE r.topup_id = about.topup_id
+    ON CONFLICT DO NOTHING;
+    RETURN true;
 END
 $function$
 
