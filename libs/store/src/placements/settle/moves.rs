@@ -8,27 +8,15 @@ use uuid::Uuid;
 use super::outcome::{AttemptOutcome, Changes, PlacementSettlement};
 use crate::history::{self, MOST_UNKNOWNS, Note};
 
-/// What the statement does for an outcome that bought nothing. It reads the name of the variant as
-/// `kind`.
-#[derive(Clone, Copy, strum::EnumString, strum::IntoStaticStr)]
-#[strum(serialize_all = "snake_case")]
-enum MoveKind {
-    NotBought,
-    Rejected,
-    NotFound,
-    /// A look-up found nothing, and began after the settling delay.
-    NotFoundAfterDelay,
-    Unknown,
-    Parked,
-    Disputed,
-}
-
 /// The settlements of a batch that bought nothing, one vector per column.
 #[derive(Default)]
 pub(super) struct Moves {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
+    /// What the history calls the outcomes; the statement decides by it.
     kinds: Vec<&'static str>,
+    /// Of a look-up that found nothing: whether it began after the settling delay.
+    after_delay: Vec<bool>,
     due_in: Vec<Option<f64>>,
     reasons: Vec<Option<String>>,
     statuses: Vec<Option<String>>,
@@ -40,10 +28,11 @@ impl Moves {
         let mut columns = Self::default();
         for settlement in settlements {
             let mut refusal = (None, None);
+            let mut after_delay = false;
             let (kind, due_in, reason) = match &settlement.outcome {
                 AttemptOutcome::Bought { .. } => continue,
                 AttemptOutcome::NotBought { retry_in, reason } => {
-                    (MoveKind::NotBought, Some(*retry_in), Some(reason.clone()))
+                    (HistoryKind::NotSent, Some(*retry_in), Some(reason.clone()))
                 }
                 AttemptOutcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
@@ -51,27 +40,29 @@ impl Moves {
                         ReasonCode::Rejected,
                         format!("{status} {message}").trim_end(),
                     );
-                    (MoveKind::Rejected, None, Some(reason))
+                    (HistoryKind::Rejected, None, Some(reason))
                 }
                 AttemptOutcome::NotFound {
-                    after_settling_delay: true,
+                    after_settling_delay,
                     look_in,
-                } => (MoveKind::NotFoundAfterDelay, Some(*look_in), None),
-                AttemptOutcome::NotFound {
-                    after_settling_delay: false,
-                    look_in,
-                } => (MoveKind::NotFound, Some(*look_in), None),
+                } => {
+                    after_delay = *after_settling_delay;
+                    (HistoryKind::NotFound, Some(*look_in), None)
+                }
                 AttemptOutcome::Unknown { look_in, reason } => {
-                    (MoveKind::Unknown, Some(*look_in), Some(reason.clone()))
+                    (HistoryKind::Unknown, Some(*look_in), Some(reason.clone()))
                 }
-                AttemptOutcome::Parked { reason } => (MoveKind::Parked, None, Some(reason.clone())),
+                AttemptOutcome::Parked { reason } => {
+                    (HistoryKind::Parked, None, Some(reason.clone()))
+                }
                 AttemptOutcome::Disputed { reason } => {
-                    (MoveKind::Disputed, None, Some(reason.clone()))
+                    (HistoryKind::Disputed, None, Some(reason.clone()))
                 }
             };
             columns.placements.push(settlement.placement_id.uuid());
             columns.attempts.push(signed(settlement.attempt));
-            columns.kinds.push(kind.into());
+            columns.kinds.push(kind.as_str());
+            columns.after_delay.push(after_delay);
             columns.due_in.push(due_in.map(seconds));
             columns.reasons.push(reason.as_ref().map(Reason::to_string));
             columns.statuses.push(refusal.0);
@@ -101,8 +92,8 @@ impl Moves {
                    -- too, and this one began after the settling delay.
                    UPDATE placements p
                    SET state = CASE
-                           WHEN new.kind = 'not_bought' THEN 'accepted'
-                           WHEN new.kind = 'not_found_after_delay' AND p.not_found_at IS NOT NULL THEN 'accepted'
+                           WHEN new.kind = 'not_sent' THEN 'accepted'
+                           WHEN new.kind = 'not_found' AND new.after_delay AND p.not_found_at IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' AND p.alternatives IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' THEN 'failed'
                            WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
@@ -112,7 +103,7 @@ impl Moves {
                        -- place it, which `disputed` would forbid.
                        disputed = new.kind = 'disputed' AND p.state = 'placed',
                        not_found_at = CASE
-                           WHEN new.kind IN ('not_found', 'not_found_after_delay') THEN coalesce(p.not_found_at, now())
+                           WHEN new.kind = 'not_found' THEN coalesce(p.not_found_at, now())
                            ELSE p.not_found_at
                        END,
                        unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
@@ -139,10 +130,11 @@ impl Moves {
                        -- After an outcome that leaves a purchase in doubt no other provider may be asked any more.
                        alternatives = CASE
                            WHEN new.kind = 'rejected' THEN nullif(p.alternatives - 0, '[]')
-                           WHEN new.kind = 'not_bought' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
+                           WHEN new.kind = 'not_sent' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
                        END
-                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
-                       AS new (placement_id, attempt, kind, due_in, reason, status, message)
+                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[],
+                               $8::bool[])
+                       AS new (placement_id, attempt, kind, due_in, reason, status, message, after_delay)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
                           -- An unknown outcome of a later call is counted. Without work the placement is
@@ -162,7 +154,8 @@ impl Moves {
                    WHERE p.placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE is_rerouted))
                      AND t.placement_id = p.placement_id
                ), failed AS (
-                   -- The topups of rejected placements. The trigger `topup_failed` creates their events.
+                   -- The topups of rejected placements. The trigger `topup_failed` (`libs/pg/schema.sql`) creates their
+                   -- events.
                    UPDATE topups t SET state = 'failed', reason = moved.reason
                    FROM moved
                    WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
@@ -184,7 +177,8 @@ impl Moves {
                    SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
                    ON CONFLICT DO NOTHING
                )
-               SELECT placement_id AS "placement_id!", is_rerouted AS "is_rerouted!", provider, kind AS "kind!", attempt,
+               SELECT placement_id AS "placement_id!", is_rerouted AS "is_rerouted!", provider, attempt,
+                      CASE WHEN is_rerouted THEN 'rerouted' ELSE kind END AS "kind!",
                       unknowns, noted, CASE WHEN is_rerouted THEN tried->-1->>'provider' END AS asked
                FROM moved"#,
             &self.placements,
@@ -194,18 +188,11 @@ impl Moves {
             &self.reasons as &[Option<String>],
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
+            &self.after_delay,
         );
         let mut notes = Vec::new();
         for row in query.fetch_all(&mut **transaction).await? {
-            let kind = match row.kind.parse() {
-                Ok(MoveKind::NotBought) => HistoryKind::NotSent,
-                Ok(MoveKind::Rejected) if row.is_rerouted => HistoryKind::Rerouted,
-                Ok(MoveKind::Rejected) => HistoryKind::Rejected,
-                Ok(MoveKind::NotFound | MoveKind::NotFoundAfterDelay) => HistoryKind::NotFound,
-                Ok(MoveKind::Parked) => HistoryKind::Parked,
-                Ok(MoveKind::Disputed) => HistoryKind::Disputed,
-                Ok(MoveKind::Unknown) | Err(_) => HistoryKind::Unknown,
-            };
+            let kind = row.kind.parse().unwrap_or(HistoryKind::Unknown);
             if kind != HistoryKind::Unknown || row.unknowns <= MOST_UNKNOWNS {
                 notes.push(Note {
                     provider: row.asked,
