@@ -11,8 +11,8 @@
 //! - All queues of one lane together, and all queues of one partner together, hold at most three
 //!   quarters: 48 of 64.
 //! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
-//!   time, see [`LaneState`]. Within the limit of a lane, too, a queue holds at most half of what
-//!   it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
+//!   time, see [`LaneState`]. Within the limit of a lane, too, a queue usually holds at most half
+//!   of what it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
 //! - With [`PermitLimits::slow_attempt`], a partner has a small share until its attempts have
 //!   turned out to be quick, as `pace` notes them. All partners with slow attempts together hold at
 //!   most half of the permits, and half of those of a lane.
@@ -67,6 +67,8 @@ pub struct PermitLimits {
 pub struct LaneState {
     /// How many rows of the lane may be in flight; 0 stops the lane.
     pub permits: usize,
+    /// Whether a queue leaves half of them to the others. Otherwise it may hold all of them.
+    pub is_shared: bool,
     /// Whether tickets of new messages may wait. While a lane fails, they are deferred instead.
     /// Their rows then wait as due work, where the further attempts of older rows come first.
     pub accepts_fresh: bool,
@@ -76,6 +78,7 @@ impl LaneState {
     /// The state of a lane that only the [`PermitLimits`] bound.
     pub const UNLIMITED: Self = Self {
         permits: usize::MAX,
+        is_shared: true,
         accepts_fresh: true,
     };
 }
@@ -139,7 +142,7 @@ impl Permit {
             lane: Arc::clone(lane),
             owner: self.key.owner,
         };
-        let limit = self.permits.lane_limit(lane);
+        let limit = self.permits.limited_lane(lane).permits;
         let mut in_use = lock(&self.permits.in_use);
         let fits = in_use.of_lane(lane) < limit;
         if fits {
@@ -198,11 +201,11 @@ impl Permits {
 
     /// A permit for the next row of a queue, if the queue may hold another one.
     pub(crate) fn try_acquire(self: &Arc<Self>, key: &QueueKey) -> Option<Permit> {
-        let lane_limit = self.lane_limit(&key.lane);
+        let lane = self.limited_lane(&key.lane);
         let mut in_use = lock(&self.in_use);
         let now = Instant::now();
-        if !self.may_hold_another(&in_use, key, lane_limit)
-            || !self.pace_allows(&in_use, key, lane_limit, now)
+        if !self.may_hold_another(&in_use, key, lane)
+            || !self.pace_allows(&in_use, key, lane.permits, now)
         {
             return None;
         }
@@ -220,17 +223,18 @@ impl Permits {
     /// permits than stay free: of 64 permits, a queue that holds 32 leaves 32 free and gets no
     /// further one. "At most three quarters" likewise means at most three times as many as stay
     /// free: a lane that holds 48 leaves 16.
-    fn may_hold_another(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize) -> bool {
+    fn may_hold_another(&self, in_use: &InUse, key: &QueueKey, lane: LaneState) -> bool {
         let free = self.limits.permits - in_use.total;
         let of_queue = in_use.of_queue(key);
         let of_lane = in_use.of_lane(&key.lane);
         let of_owner = in_use.of_owner(key.owner);
-        let free_in_lane = lane_limit.saturating_sub(of_lane);
+        let free_in_lane = lane.permits.saturating_sub(of_lane);
+        let left_to_others = if lane.is_shared { of_queue } else { 0 };
 
         let queue_has_room = of_queue < free;
         let owner_has_room = of_owner < self.limits.per_owner.min(free * SHARED_BY_QUEUES);
-        let lane_has_room =
-            key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
+        let lane_has_room = key.lane.is_empty()
+            || (of_lane < free * SHARED_BY_QUEUES && left_to_others < free_in_lane);
         queue_has_room && owner_has_room && lane_has_room
     }
 
@@ -269,12 +273,16 @@ impl Permits {
                 && (key.lane.is_empty() || of_slow_in_lane < lane_limit.div_ceil(2)))
     }
 
-    /// How many permits all queues of a lane may hold together.
-    fn lane_limit(&self, lane: &str) -> usize {
+    /// What a lane may do within the limits of the worker. `permits` are those of all its queues
+    /// together.
+    fn limited_lane(&self, lane: &str) -> LaneState {
         if lane.is_empty() {
-            usize::MAX
-        } else {
-            self.lane(lane).permits.min(self.limits.per_lane)
+            return LaneState::UNLIMITED;
+        }
+        let state = self.lane(lane);
+        LaneState {
+            permits: state.permits.min(self.limits.per_lane),
+            ..state
         }
     }
 }
@@ -393,6 +401,7 @@ mod tests {
         let now = Arc::clone(&limit);
         let lanes: LaneStates = Arc::new(move |_| LaneState {
             permits: now.load(Ordering::Relaxed),
+            is_shared: true,
             accepts_fresh: false,
         });
         let limits = PermitLimits {

@@ -509,6 +509,7 @@ mod tests {
     fn a_failing_lane_refuses_fresh_tickets_and_runs_due_ones() {
         let lanes: LaneStates = Arc::new(|lane| LaneState {
             permits: 1,
+            is_shared: true,
             accepts_fresh: lane != "failing",
         });
         let queues = Queues::new(limits(8), lanes);
@@ -525,6 +526,7 @@ mod tests {
         let now = Arc::clone(&limit);
         let lanes: LaneStates = Arc::new(move |_| LaneState {
             permits: now.load(Ordering::Relaxed),
+            is_shared: true,
             accepts_fresh: true,
         });
         let queues = Queues::new(limits(8), lanes);
@@ -543,6 +545,7 @@ mod tests {
     fn a_lane_with_a_small_limit_queues_no_more_due_tickets_than_it_needs() {
         let lanes: LaneStates = Arc::new(|_| LaneState {
             permits: 2,
+            is_shared: true,
             accepts_fresh: false,
         });
         let queues = Queues::new(limits(8), lanes);

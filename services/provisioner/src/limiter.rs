@@ -2,9 +2,12 @@
 //!
 //! A lane is what fails together at a provider, usually one option. Without limits, the purchases
 //! of an option that hangs would use up the permits of the provider, and every failing call would
-//! cost the provider and perhaps us something. The limit of a lane starts at 1. Each good round
-//! doubles it, so a healthy lane reaches full speed within eight rounds, and a failing round halves
-//! it ([`Lane`]).
+//! cost the provider and perhaps us something. So a failing round halves the limit of a lane, and
+//! each good one lets it grow again ([`Lane`]). A lane that has not failed may use all permits of
+//! the provider as soon as one of its purchases got a response. Until then it is *untested*, and
+//! what it may lose is bounded: all untested lanes together have at most [`UNTESTED`] purchases in
+//! flight in this process, and each of them may have one. Further new placements of such a lane are
+//! deferred, so that their answers do not wait for the first response.
 //!
 //! | result of a purchase | counts as |
 //! |---|---|
@@ -16,7 +19,7 @@
 //! A slow answer is a good one. What keeps a slow lane from harming the others is its share of the
 //! permits; a lower limit would only make its own orders later.
 //!
-//! Beside the limits, two bounds protect the provider and the operator's money:
+//! Two more bounds protect the provider and the operator's money:
 //!
 //! - A lane is *suspect* while its last purchase got no answer. Its next purchase begins only if
 //!   the [`FailingBudget`] of the provider has a token for it, so that many suspect lanes together
@@ -24,9 +27,9 @@
 //!   otherwise one lost response would slow a busy lane down.
 //! - At most [`MOST_UNSETTLED`] attempts of a lane are sent and unsettled, because each may be
 //!   money spent. The number is read from PostgreSQL once a second and so covers all replicas. It
-//!   can be exceeded by what other replicas sent within that second. A lane without unsettled
-//!   attempts may have more purchases in flight than this. If none of them is answered, all of them
-//!   become unsettled, and no further purchase begins until enough of them are settled.
+//!   can be exceeded by what other replicas sent within that second. A lane that answers and has no
+//!   unsettled attempts may have more purchases in flight than this. If none of them is answered,
+//!   all of them become unsettled, and no further purchase begins until enough of them are settled.
 //!
 //! [`Calls`](crate::calls::Calls) reports each purchase and look-up. The worker asks for the
 //! [`LaneState`] of a lane before it grants a permit. `watch` reads the number of unsettled
@@ -53,8 +56,13 @@ use store::provider_lanes::{HeldBackLane, MOST_UNSETTLED};
 pub use self::begun::{PurchaseInFlight, PurchaseResult};
 use self::{
     budget::FailingBudget,
-    lane::{HeldBack, Lane},
+    lane::{HeldBack, Lane, Trust},
 };
+
+/// The maximum number of purchases in flight in all untested lanes of a provider together. All of
+/// them become unsettled if none is answered. It is half of what may be, so that two replicas that
+/// begin to sell a dead option at the same time stay within that.
+const UNTESTED: usize = MOST_UNSETTLED / 2;
 
 /// How long an unused lane is remembered.
 const IDLE: Duration = Duration::from_mins(2);
@@ -81,6 +89,8 @@ struct Lanes {
     by_name: HashMap<Arc<str>, Lane>,
     budget: FailingBudget,
     in_flight: usize,
+    /// Those of them that began while their lane was untested.
+    untested: usize,
     last_begun: Instant,
 }
 
@@ -91,6 +101,7 @@ impl LaneLimiters {
             by_name: HashMap::new(),
             budget: FailingBudget::new(now),
             in_flight: 0,
+            untested: 0,
             last_begun: now,
         };
         Self {
@@ -104,13 +115,10 @@ impl LaneLimiters {
     /// worker asks while it holds the lock of its queues.
     pub fn state(&self, lane: &str, now: Instant) -> LaneState {
         let mut lanes = lock(&self.lanes);
-        let available = lanes.budget.available(now);
+        let room = lanes.room(now);
         match lanes.by_name.get(lane) {
-            Some(lane) => lane.state(available),
-            None => LaneState {
-                permits: lane::FLOOR,
-                accepts_fresh: true,
-            },
+            Some(lane) => lane.state(room),
+            None => Lane::new(self.permits, now).state(room),
         }
     }
 
@@ -119,8 +127,8 @@ impl LaneLimiters {
     /// first permit that is returned.
     pub fn stopped(&self, now: Instant) -> Vec<String> {
         let mut lanes = lock(&self.lanes);
-        let available = lanes.budget.available(now);
-        let is_stopped = |lane: &Lane| lane.state(available).permits == 0;
+        let room = lanes.room(now);
+        let is_stopped = |lane: &Lane| lane.state(room).permits == 0;
         lanes
             .by_name
             .iter()
@@ -157,19 +165,25 @@ impl LaneLimiters {
             .or_insert_with(|| Lane::new(self.permits, now));
         entry.in_flight += 1;
         entry.last_call = now;
-        if entry.is_suspect {
-            lanes.budget.charge(now);
+        let trust = entry.trust;
+        match trust {
+            Trust::Untested => lanes.untested += 1,
+            Trust::Responds => {}
+            Trust::Suspect => lanes.budget.charge(now),
         }
-        let charged = entry.is_suspect;
         let limiters = Arc::clone(self);
         let lane = Arc::clone(lane);
-        PurchaseInFlight::new(move |result, now| limiters.end(&lane, charged, result, now))
+        PurchaseInFlight::new(move |result, now| limiters.end(&lane, trust, result, now))
     }
 
-    fn end(&self, lane: &Arc<str>, charged: bool, result: PurchaseResult<'_>, now: Instant) {
+    /// Records the result of a purchase in a lane that had this `trust` when it began.
+    fn end(&self, lane: &Arc<str>, trust: Trust, result: PurchaseResult<'_>, now: Instant) {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
         lanes.in_flight = lanes.in_flight.saturating_sub(1);
+        if trust == Trust::Untested {
+            lanes.untested = lanes.untested.saturating_sub(1);
+        }
         let Some(lane) = lanes.by_name.get_mut(lane) else {
             return;
         };
@@ -177,17 +191,17 @@ impl LaneLimiters {
         lane.last_call = now;
         match result {
             PurchaseResult::Responded => {
-                lane.is_suspect = false;
+                lane.trust = Trust::Responds;
                 lane.succeed(self.permits);
                 lanes.budget.responded(now);
             }
             PurchaseResult::NotSent(reason) => {
-                lane.is_suspect = true;
+                lane.trust = Trust::Suspect;
                 reason.clone_into(&mut lane.last_failure);
                 lane.fail();
             }
             PurchaseResult::Unknown(reason) => {
-                lane.is_suspect = true;
+                lane.trust = Trust::Suspect;
                 reason.clone_into(&mut lane.last_failure);
                 lane.add_unsettled();
             }
@@ -197,7 +211,7 @@ impl LaneLimiters {
             result,
             PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_)
         );
-        match (charged, fails) {
+        match (trust == Trust::Suspect, fails) {
             (true, false) => lanes.budget.refund(),
             (false, true) => lanes.budget.charge(now),
             (true, true) | (false, false) => {}
@@ -229,7 +243,7 @@ impl LaneLimiters {
             .by_name
             .entry(Arc::clone(lane))
             .or_insert_with(|| Lane::new(self.permits, now));
-        lane.is_suspect = true;
+        lane.trust = Trust::Suspect;
         if lane.last_failure.is_empty() {
             "a look-up did not find the purchase".clone_into(&mut lane.last_failure);
         }
@@ -320,27 +334,51 @@ impl LaneLimiters {
     }
 }
 
+/// How many purchases may begin now although nobody knows whether they will be answered.
+#[derive(Clone, Copy)]
+struct Room {
+    /// In untested lanes.
+    untested: usize,
+    /// In suspect lanes: the tokens of the failing budget.
+    suspect: usize,
+}
+
+impl Lanes {
+    fn room(&mut self, now: Instant) -> Room {
+        Room {
+            untested: UNTESTED.saturating_sub(self.untested),
+            suspect: self.budget.available(now),
+        }
+    }
+}
+
 impl Lane {
-    /// What the lane may have now, with `available` tokens in the failing budget.
-    fn state(&self, available: usize) -> LaneState {
+    /// What the lane may have now.
+    fn state(&self, room: Room) -> LaneState {
         let mut permits = self.limit;
-        if self.unsettled > 0 {
+        if self.unsettled > 0 || self.trust != Trust::Responds {
             permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
         }
-        if self.is_suspect {
-            // One partner gets at most half of the permits of a lane. So twice as many permits are
-            // given as there are tokens, so that the orders of a single partner can use all of
-            // them.
-            let tokens = if available == 0 {
-                self.in_flight
-            } else {
-                2 * (self.in_flight + available)
-            };
-            permits = permits.min(tokens);
+        let mut is_full = false;
+        match self.trust {
+            Trust::Untested => {
+                permits = permits.min((self.in_flight + room.untested).max(lane::FLOOR));
+                is_full = self.in_flight >= permits;
+            }
+            Trust::Responds => {}
+            Trust::Suspect => {
+                permits = permits.min(self.in_flight + room.suspect);
+                if !self.has_succeeded {
+                    permits = permits.min(lane::FLOOR);
+                }
+            }
         }
         LaneState {
             permits,
-            accepts_fresh: !self.is_held_back(),
+            // The few purchases that may begin without an answer are not divided between partners:
+            // once there is one, all of them go on, and without it all of them fail.
+            is_shared: self.trust == Trust::Responds,
+            accepts_fresh: !self.is_held_back() && !is_full,
         }
     }
 
@@ -359,6 +397,12 @@ mod tests {
         Arc::new(LaneLimiters::new("test".into(), PERMITS, now))
     }
 
+    /// How many permits a lane has, and whether it accepts fresh tickets.
+    fn state(limiters: &LaneLimiters, lane: &str, now: Instant) -> (usize, bool) {
+        let state = limiters.state(lane, now);
+        (state.permits, state.accepts_fresh)
+    }
+
     fn buy(limiters: &Arc<LaneLimiters>, lane: &str, result: PurchaseResult<'_>, now: Instant) {
         let begun = limiters.begin(&lane.into(), now);
         begun.end(result, now);
@@ -368,44 +412,52 @@ mod tests {
     fn a_lane_that_fails_is_tested_by_one_purchase_and_accepts_no_fresh_work() {
         let now = Instant::now();
         let limiters = limiters(now);
-        assert_eq!(
-            limiters.state("bad", now),
-            LaneState {
-                permits: 1,
-                accepts_fresh: true
-            }
-        );
+        assert_eq!(state(&limiters, "bad", now), (UNTESTED, true));
         buy(&limiters, "bad", PurchaseResult::NotSent("no route"), now);
-        assert_eq!(
-            limiters.state("bad", now),
-            LaneState {
-                permits: 1,
-                accepts_fresh: false
-            }
-        );
+        assert_eq!(state(&limiters, "bad", now), (1, false));
         buy(&limiters, "bad", PurchaseResult::Responded, now);
+        assert_eq!(state(&limiters, "bad", now), (2, true));
+    }
+
+    #[test]
+    fn untested_lanes_share_what_they_may_have_in_flight_until_each_gets_a_response() {
+        let now = Instant::now();
+        let limiters = limiters(now);
+        let begin = |lane: &str| limiters.begin(&lane.into(), now);
+        let mut begun: Vec<_> = (0..UNTESTED).map(|_| begin("a")).collect();
         assert_eq!(
-            limiters.state("bad", now),
-            LaneState {
-                permits: 2,
-                accepts_fresh: true
-            }
+            state(&limiters, "a", now),
+            (UNTESTED, false),
+            "further ones are deferred"
         );
+        assert_eq!(
+            state(&limiters, "b", now),
+            (1, true),
+            "each lane may begin one"
+        );
+        begun.push(begin("b"));
+        assert_eq!(state(&limiters, "b", now), (1, false));
+
+        let last = begun.pop().unwrap();
+        last.end(PurchaseResult::Responded, now);
+        assert_eq!(state(&limiters, "b", now), (PERMITS, true));
+        assert!(limiters.state("b", now).is_shared);
+        assert!(!limiters.state("a", now).is_shared);
+        begun.drain(1..).for_each(|one| {
+            one.end(PurchaseResult::Inconclusive, now);
+        });
+        assert_eq!(state(&limiters, "a", now), (UNTESTED, true));
     }
 
     #[test]
     fn a_busy_or_denied_call_says_nothing_about_the_lane() {
         let now = Instant::now();
         let limiters = limiters(now);
+        (0..100).for_each(|_| buy(&limiters, "a", PurchaseResult::Inconclusive, now));
+        assert_eq!(state(&limiters, "a", now), (UNTESTED, true));
         buy(&limiters, "a", PurchaseResult::Responded, now);
         (0..100).for_each(|_| buy(&limiters, "a", PurchaseResult::Inconclusive, now));
-        assert_eq!(
-            limiters.state("a", now),
-            LaneState {
-                permits: 2,
-                accepts_fresh: true
-            }
-        );
+        assert_eq!(state(&limiters, "a", now), (PERMITS, true));
     }
 
     #[test]
@@ -426,15 +478,15 @@ mod tests {
         }
         assert_eq!(
             limiters.state("late", now).permits,
-            8,
+            7,
             "seven good results that came late"
         );
         assert!(limiters.waiting(now).is_empty());
     }
 
-    fn grown(now: Instant) -> Arc<LaneLimiters> {
+    fn busy(now: Instant) -> Arc<LaneLimiters> {
         let limiters = limiters(now);
-        (0..2 * PERMITS).for_each(|_| buy(&limiters, "a", PurchaseResult::Responded, now));
+        (0..20).for_each(|_| buy(&limiters, "a", PurchaseResult::Responded, now));
         assert_eq!(limiters.state("a", now).permits, PERMITS);
         limiters
     }
@@ -452,38 +504,20 @@ mod tests {
     #[test]
     fn no_purchase_begins_beside_64_unsettled_attempts_of_its_lane_in_all_replicas() {
         let now = Instant::now();
-        let limiters = grown(now);
+        let limiters = busy(now);
         read(
             &limiters,
             &[("a", MOST_UNSETTLED - 4), ("elsewhere", MOST_UNSETTLED)],
             now,
         );
         assert_eq!(limiters.state("a", now).permits, 4);
-        assert_eq!(
-            limiters.state("elsewhere", now),
-            LaneState {
-                permits: 0,
-                accepts_fresh: false
-            }
-        );
+        assert_eq!(state(&limiters, "elsewhere", now), (0, false));
 
         (0..4).for_each(|_| buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now));
-        assert_eq!(
-            limiters.state("a", now),
-            LaneState {
-                permits: 0,
-                accepts_fresh: false
-            }
-        );
+        assert_eq!(state(&limiters, "a", now), (0, false));
         assert_eq!(limiters.stopped(now).len(), 2);
         limiters.found(&"a".into(), true, now);
-        assert_eq!(
-            limiters.state("a", now),
-            LaneState {
-                permits: 1,
-                accepts_fresh: true
-            }
-        );
+        assert_eq!(state(&limiters, "a", now), (1, true));
         read(&limiters, &[], now);
         assert!(limiters.state("a", now).permits > 1);
     }
@@ -491,13 +525,9 @@ mod tests {
     #[test]
     fn a_lost_response_does_not_slow_a_busy_lane_down() {
         let now = Instant::now();
-        let limiters = grown(now);
+        let limiters = busy(now);
         buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now);
-        assert_eq!(
-            limiters.state("a", now).permits,
-            18,
-            "nine for one partner, by the failing budget"
-        );
+        assert_eq!(limiters.state("a", now).permits, 9, "the failing budget");
         buy(&limiters, "a", PurchaseResult::Responded, now);
         assert_eq!(limiters.state("a", now).permits, MOST_UNSETTLED - 1);
         limiters.not_found(&"a".into(), now);

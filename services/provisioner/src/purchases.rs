@@ -96,6 +96,8 @@ pub struct ProviderContext {
     pub park_after: Duration,
     /// Room for outcomes that wait to be recorded.
     pub unrecorded: Semaphore,
+    /// Room for purchases whose first collect goes on without their permit.
+    pub first_collects: Semaphore,
     pub lease: Duration,
     pub shutdown: Shutdown,
 }
@@ -285,8 +287,13 @@ impl ProviderContext {
                 // these are asked for at once. If that fails, the units are recorded without
                 // profiles, and a later collect brings the profiles. Because purchase and profiles
                 // are recorded as one outcome, an ordinary order costs one record instead of two.
+                // Meanwhile the next purchase may begin, because this one has ended. If there are
+                // too many collects, for example because they hang, buying waits for them.
+                let collecting = self.first_collects.try_acquire();
+                let permit = permit.filter(|_| collecting.is_err());
                 let bought = self.collect_at_once(claimed, bought).await;
                 let _room = self.release_once_recordable(permit).await;
+                drop(collecting);
                 self.record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                     .await;
             }

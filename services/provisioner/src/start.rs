@@ -95,6 +95,7 @@ pub(crate) fn providers(
             settlements: settlements.clone(),
             settle_delay: config.settle,
             unrecorded: Semaphore::new(UNRECORDED),
+            first_collects: Semaphore::new(limits_of_look_ups(config).permits),
             park_after: config.park_after,
             lease: config.lease(),
             shutdown: shutdown.clone(),
@@ -144,7 +145,7 @@ fn start_workers(
     let breaker = Arc::clone(&context.calls.breaker);
     let limiters = Arc::clone(&context.calls.limiters);
     let purchases = config.limits(config.provider_concurrency);
-    let lookups = config.limits(config.provider_concurrency.div_ceil(2));
+    let lookups = limits_of_look_ups(config);
     let jobs = MessageSource {
         stream: JOBS,
         durable: durable(&name),
@@ -241,6 +242,11 @@ pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
     );
 }
 
+/// How many look-ups, and how many first collects, are in flight.
+fn limits_of_look_ups(config: &Config) -> PermitLimits {
+    config.limits(config.provider_concurrency.div_ceil(2))
+}
+
 /// Tells the worker what a lane of the provider may do now. `limiters` limit the purchases of each
 /// lane. Look-ups and collects have none; like purchases, they wait while the breaker is not
 /// closed.
@@ -248,6 +254,7 @@ fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> La
     Arc::new(move |lane| match &limiters {
         _ if !breaker.is_closed() => LaneState {
             permits: 0,
+            is_shared: true,
             accepts_fresh: false,
         },
         Some(limiters) => limiters.state(lane, Instant::now()),

@@ -232,23 +232,27 @@ impl<H: Handler> Worker<H> {
         opened
     }
 
-    /// Makes rows due at once, because they cannot wait for permits in this process.
+    /// Makes rows due at once, because they cannot wait for permits in this process. The next look
+    /// need not wait for its turn, so they lose no time if there is room for due tickets.
     async fn defer(&self, refused: Vec<QueuedTicket<H::Id>>) {
         if refused.is_empty() {
             return;
         }
         self.metrics.deferred(refused.len());
         let rows: Vec<H::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
-        if let Err(error) = self.handler.defer(&rows).await
-            && let Some(others) = outage::DATABASE.failed()
-        {
-            let error = format!("{error:#}");
-            tracing::error!(
-                error,
-                others,
-                rows = rows.len(),
-                "cannot defer the rows of messages; the sweep finds them after their first lease"
-            );
+        if let Err(error) = self.handler.defer(&rows).await {
+            if let Some(others) = outage::DATABASE.failed() {
+                let error = format!("{error:#}");
+                tracing::error!(
+                    error,
+                    others,
+                    rows = rows.len(),
+                    "cannot defer the rows of messages; the sweep finds them after their first \
+                     lease"
+                );
+            }
+        } else if let Some(due) = &self.due {
+            due.notify_one();
         }
     }
 

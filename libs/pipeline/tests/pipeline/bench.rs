@@ -119,6 +119,7 @@ impl Bench {
             };
             LaneState {
                 permits,
+                is_shared: true,
                 accepts_fresh: permits > 1,
             }
         });

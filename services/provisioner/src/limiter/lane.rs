@@ -1,27 +1,38 @@
-//! The limit of one lane. It grows with each good round and is halved by a failing one, as TCP does
-//! with its window in slow start and congestion avoidance (additive increase, multiplicative
-//! decrease). The functions here are pure; [`super::LaneLimiters`] holds the lanes and calls them
-//! under its lock.
+//! The limit of one lane. It is halved by a failing round, and grows again with each good one, as
+//! TCP does with its window (additive increase, multiplicative decrease). The functions here are
+//! pure; [`super::LaneLimiters`] holds the lanes and calls them under its lock.
 
 use std::time::Instant;
 
-/// The limit of a lane of which nothing is known, and the lowest limit. With one purchase at a
-/// time, a failing lane is still tested all the time.
+/// The lowest limit. With one purchase at a time, a failing lane is still tested all the time.
 pub(super) const FLOOR: usize = 1;
-/// The limit up to which a lane that has failed doubles its limit with each good round. From there
-/// on it grows by one, because the lane has shown that it cannot bear everything.
-const THRESHOLD_AFTER_FAILURE: usize = 8;
+/// The limit up to which each good round doubles the limit of a lane that has failed. From there on
+/// it grows by one, because the lane has shown that it cannot bear everything.
+const DOUBLED_BELOW: usize = 8;
 /// The maximum number of results that decide whether a round fails. If all results of a large round
 /// counted, a lane could fail for long before its limit falls, because of the good results from
 /// before.
 const JUDGED_MOST: usize = 16;
 
+/// What the last purchase of a lane says about the next one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// None has ended yet.
+    Untested,
+    /// It got a response.
+    Responds,
+    /// It got none. A purchase that a look-up finds later makes the limit grow, but only a response
+    /// proves that the provider serves this lane.
+    Suspect,
+}
+
 /// What this process knows of a lane.
 pub(super) struct Lane {
     /// How many purchases may be in flight.
     pub(super) limit: usize,
-    /// The limit below which a good round doubles it.
-    threshold: usize,
+    pub(super) trust: Trust,
+    /// A purchase of the lane has succeeded, whether or not the last one did.
+    pub(super) has_succeeded: bool,
     /// Good results since the limit last changed.
     good: usize,
     /// The last results since the limit was last halved, the newest in the lowest bit; 1 is
@@ -29,9 +40,6 @@ pub(super) struct Lane {
     results: u16,
     /// The last round failed and the limit is the lowest.
     pub(super) is_failing: bool,
-    /// The last purchase got no response. A purchase that a look-up finds later makes the limit
-    /// grow, but only a response proves that the provider serves this lane.
-    pub(super) is_suspect: bool,
     pub(super) in_flight: usize,
     /// Attempts of all processes with an unknown outcome: the number that was last read, corrected
     /// by the changes that this process has made since.
@@ -53,15 +61,16 @@ pub(super) struct HeldBack {
 }
 
 impl Lane {
-    /// Creates a lane of which nothing is known. It doubles its limit until `max`.
+    /// Creates a lane of which nothing is known. Its own limit is the highest one, because nothing
+    /// has failed; until a purchase is answered, [`super::LaneLimiters`] allows fewer.
     pub(super) fn new(max: usize, now: Instant) -> Self {
         Self {
-            limit: FLOOR,
-            threshold: max,
+            limit: max,
+            trust: Trust::Untested,
+            has_succeeded: false,
             good: 0,
             results: 0,
             is_failing: false,
-            is_suspect: false,
             in_flight: 0,
             unsettled: 0,
             unsettled_during_read: 0,
@@ -74,12 +83,13 @@ impl Lane {
     /// Counts a good result. A round is good once it has as many good results as purchases may be
     /// in flight.
     pub(super) fn succeed(&mut self, max: usize) {
+        self.has_succeeded = true;
         self.results <<= 1;
         self.good += 1;
         if self.good < self.limit {
             return;
         }
-        self.limit = if self.limit < self.threshold {
+        self.limit = if self.limit < DOUBLED_BELOW {
             self.limit * 2
         } else {
             self.limit + 1
@@ -91,8 +101,12 @@ impl Lane {
 
     /// Counts a failing result. A round fails once half of its last results are failing. As many
     /// results are judged as the limit allows purchases, but at most 16. So at the lowest limit one
-    /// failing result is enough, while single ones of a busy lane change nothing.
+    /// failing result is enough, while single ones of a busy lane change nothing. A lane in which
+    /// nothing has succeeded yet falls to the lowest limit at once.
     pub(super) fn fail(&mut self) {
+        if !self.has_succeeded {
+            self.limit = FLOOR;
+        }
         self.results = self.results << 1 | 1;
         let judged = self.limit.min(JUDGED_MOST);
         let failing = (0..judged)
@@ -102,7 +116,6 @@ impl Lane {
             return;
         }
         self.limit = (self.limit / 2).max(FLOOR);
-        self.threshold = THRESHOLD_AFTER_FAILURE;
         self.is_failing = self.limit == FLOOR;
         self.good = 0;
         self.results = 0;
@@ -148,22 +161,11 @@ mod tests {
         (0..lane.limit).for_each(|_| lane.succeed(MAX));
     }
 
-    fn grown() -> Lane {
+    fn good() -> Lane {
         let mut lane = lane();
-        (0..8).for_each(|_| round(&mut lane));
+        (0..JUDGED_MOST).for_each(|_| lane.succeed(MAX));
         assert_eq!(lane.limit, MAX);
         lane
-    }
-
-    #[test]
-    fn a_good_lane_has_all_permits_after_eight_rounds() {
-        let mut lane = lane();
-        let mut limits = Vec::new();
-        for _ in 0..9 {
-            round(&mut lane);
-            limits.push(lane.limit);
-        }
-        assert_eq!(limits, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
     }
 
     #[test]
@@ -182,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_lane_whose_purchases_all_fail_comes_down_to_one_at_a_time() {
-        let mut lane = grown();
+        let mut lane = good();
         let mut results = 0;
         while !lane.is_failing {
             lane.fail();
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_single_failing_result_of_a_busy_lane_changes_nothing() {
-        let mut lane = grown();
+        let mut lane = good();
         (0..100).for_each(|_| lane.succeed(MAX));
         (0..7).for_each(|_| lane.fail());
         assert_eq!(lane.limit, MAX);
@@ -230,7 +232,7 @@ mod tests {
         /// At most one result in three fails, however the failing ones are spread.
         #[test]
         fn a_minority_of_failing_results_never_halves_a_busy_lane(spread in proptest::collection::vec(2..20_usize, 1..200)) {
-            let mut lane = grown();
+            let mut lane = good();
             for good in spread {
                 (0..good).for_each(|_| lane.succeed(MAX));
                 lane.fail();

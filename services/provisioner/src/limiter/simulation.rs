@@ -10,7 +10,7 @@ use std::{
 use domain::placement;
 use store::provider_lanes::MOST_UNSETTLED;
 
-use super::{LaneLimiters, PurchaseResult};
+use super::{LaneLimiters, PurchaseResult, UNTESTED};
 
 const TICK: Duration = Duration::from_millis(5);
 /// The interval of looks at due work while nothing was found, so that a look-up is up to this much
@@ -24,8 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy)]
 enum Script {
     Ready,
-    /// Responds after five seconds.
-    Slow,
+    /// Buys, and responds after this time.
+    Takes(Duration),
     /// Buys, then responds with HTTP 500.
     BoughtThenError,
     /// Buys, and never responds.
@@ -34,6 +34,8 @@ enum Script {
     Flapping,
     /// HTTP 500; buys nothing.
     Fails,
+    /// HTTP 500 after this time; buys nothing.
+    FailsAfter(Duration),
 }
 
 impl Script {
@@ -42,11 +44,12 @@ impl Script {
         let quick = Duration::from_millis(10);
         match self {
             Self::Ready => (quick, true, true),
-            Self::Slow => (Duration::from_secs(5), true, true),
+            Self::Takes(time) => (time, true, true),
             Self::BoughtThenError => (quick, false, true),
             Self::BoughtThenSilent => (TIMEOUT, false, true),
             Self::Flapping => (quick, attempt > 2, attempt > 2),
             Self::Fails => (quick, false, false),
+            Self::FailsAfter(time) => (time, false, false),
         }
     }
 }
@@ -297,10 +300,12 @@ impl Simulation {
             .count();
         let limiters = &self.processes[process];
         let simulated = &mut self.lanes[lane];
-        let of_limit = limiters.state(&simulated.name, now).permits;
+        let state = limiters.state(&simulated.name, now);
         // All orders are of one partner. It holds at most as many permits as it leaves free, of all
-        // and of the lane.
-        if of_lane >= PERMITS - in_flight || of_lane >= of_limit.saturating_sub(of_lane) {
+        // and, if they are shared, of the lane.
+        let left_to_others = if state.is_shared { of_lane } else { 0 };
+        if of_lane >= PERMITS - in_flight || left_to_others >= state.permits.saturating_sub(of_lane)
+        {
             return false;
         }
         let Some(mut placement) = simulated
@@ -439,7 +444,7 @@ fn a_lane_that_fails_entirely_gets_one_call_at_a_time_and_64_in_a_settling_delay
 
 #[test]
 fn a_slow_lane_reaches_20_orders_per_second_and_harms_no_other() {
-    let mut simulation = beside(Script::Slow, 20, 0, Duration::from_mins(5));
+    let mut simulation = beside(Script::Takes(5 * SECOND), 20, 0, Duration::from_mins(5));
     assert_ready_is_not_affected(&simulation);
     let before = simulation.lanes[OTHER].bought.len();
     simulation.run(Duration::from_mins(1));
@@ -492,4 +497,57 @@ fn a_lane_that_recovers_reaches_full_speed_again() {
     simulation.scripts = vec![Script::Ready];
     simulation.run(Duration::from_mins(2));
     assert_eq!(simulation.lanes[0].bought.len(), 1_000);
+}
+
+/// A shop's newsletter: 200 orders of one partner in two seconds, of an option that nobody has
+/// ordered before, or not for a while.
+fn newsletter(simulation: &mut Simulation) {
+    simulation.rates[0] = 100;
+    simulation.run(2 * SECOND);
+    simulation.rates[0] = 0;
+}
+
+/// All orders are sent when the provider has responded to the first ones, as far as one partner may
+/// use the permits.
+#[test]
+fn a_cold_lane_of_a_healthy_provider_is_quick() {
+    for millis in [300, 1_000, 2_000] {
+        let latency = Duration::from_millis(millis);
+        let mut simulation = Simulation::new(1, SETTLE, &[Script::Takes(latency)]);
+        for idle in [Duration::ZERO, Duration::from_mins(15)] {
+            simulation.run(idle);
+            simulation.lanes[0].bought.clear();
+            newsletter(&mut simulation);
+            simulation.run(2 * latency + SECOND / 10);
+            let bought = &simulation.lanes[0].bought;
+            assert_eq!(bought.len(), 200, "{latency:?}, after {idle:?}");
+        }
+    }
+}
+
+/// What the newsletter of a dead option costs in five minutes. With a limit that began at 1 it were
+/// 320, 302 and 31 calls: beyond that, only those of the first seconds are at risk, while nobody
+/// knows yet that the option hangs.
+#[test]
+fn a_cold_lane_that_fails_has_at_most_64_attempts_in_a_settling_delay() {
+    for (script, most_calls) in [
+        (Script::Fails, 320),
+        (Script::FailsAfter(SECOND), 305),
+        (Script::FailsAfter(TIMEOUT), 31 + UNTESTED),
+    ] {
+        let mut simulation = Simulation::new(1, SETTLE, &[script]);
+        newsletter(&mut simulation);
+        simulation.run(Duration::from_mins(5));
+        let lane = &simulation.lanes[0];
+        assert!(
+            lane.most_unsettled <= MOST_UNSETTLED,
+            "{} unsettled",
+            lane.most_unsettled
+        );
+        assert!(
+            lane.calls <= most_calls,
+            "{} calls in five minutes, more than {most_calls}",
+            lane.calls
+        );
+    }
 }

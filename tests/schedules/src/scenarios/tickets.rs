@@ -116,6 +116,7 @@ pub fn each_ticket_gets_its_permit_once_and_no_permit_is_lost() {
             } else {
                 usize::MAX
             },
+            is_shared: true,
             accepts_fresh: true,
         });
         let queues: Arc<Queues<usize>> = Queues::new(limits(permits), lanes);
