@@ -38,6 +38,7 @@
 //! time. That is why it has one thread, no HTTP library, and no checks of signatures in the sink;
 //! other tests check them.
 
+mod arrived;
 mod beside;
 mod book;
 mod chart;
@@ -49,6 +50,7 @@ mod generator;
 mod grow;
 mod ladder;
 mod number;
+mod over_time;
 mod peer;
 mod pgbench;
 mod report;
@@ -135,6 +137,8 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
                 .iter()
                 .find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
             ladder::plot(prefix, &document, before)?;
+        } else {
+            over_time::plot(prefix, &document, &earlier)?;
         }
     }
     Ok(if document.runs.iter().all(Report::complete) {

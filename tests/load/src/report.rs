@@ -1,5 +1,6 @@
 //! The figures of one run: as text for people, and as JSON for comparisons with later runs.
 
+use crate::arrived::{Arrived, arrived};
 use crate::book::{Book, Errors, Latency};
 use crate::counts::{Counted, Counts, Idle};
 pub use crate::number::{approximate, round};
@@ -10,7 +11,7 @@ use crate::verdicts::Verdicts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::table::table;
 
 /// The results of a run. `--json` and `--out` write them unchanged. The head of `main.rs` says
@@ -32,6 +33,9 @@ pub struct Report {
     /// Orders beside the measured ones.
     #[serde(default)]
     pub beside: Vec<Disturbance>,
+    /// How long each call to the provider took beyond its usual time.
+    #[serde(default)]
+    pub provider_latency_ms: Option<u64>,
     pub placement_wait: String,
     pub build: Build,
     pub cores: usize,
@@ -53,6 +57,9 @@ pub struct Report {
     /// The number of topups whose webhook arrived within 5 s after the order was sent.
     #[serde(default)]
     pub within_5_s: u64,
+    /// How many webhooks had arrived at some times.
+    #[serde(default)]
+    pub webhooks_over_time: Vec<Arrived>,
     /// The number of accepted topups without webhook. It must be 0, because otherwise something was
     /// lost or is very late.
     pub missing_webhooks: u64,
@@ -77,6 +84,8 @@ pub struct Report {
 #[derive(Default)]
 pub struct Circumstances {
     pub pgbench: Option<f64>,
+    /// When the first order was sent.
+    pub start: Option<Instant>,
     pub window: Duration,
     /// The time from the last answer until the last webhook arrived or the wait ended.
     pub drained: Duration,
@@ -138,6 +147,9 @@ impl Report {
             partners: load.partners,
             option: load.option.clone(),
             beside: load.beside.clone(),
+            provider_latency_ms: load
+                .provider_latency
+                .and_then(|latency| u64::try_from(latency.as_millis()).ok()),
             placement_wait: if system.peer {
                 peer::PLACEMENT_WAIT.to_owned()
             } else {
@@ -156,6 +168,10 @@ impl Report {
             verdicts: run.verdicts.clone(),
             accepted_topups: totals.topups,
             within_5_s: totals.order_to_webhook.within(Duration::from_secs(5)),
+            webhooks_over_time: run
+                .start
+                .map(|start| arrived(&book.arrivals(), start))
+                .unwrap_or_default(),
             missing_webhooks: book.waiting(),
             duplicate_webhooks: totals.duplicates,
             webhooks_without_answer: book.unasked(),
@@ -325,6 +341,9 @@ impl Display for Report {
             "{partners} partners, {build:?} build, {cores} cores, durable commits checked"
         )?;
         writeln!(f, "{}\n", self.waited())?;
+        if let Some(latency) = self.provider_latency_ms {
+            writeln!(f, "each call to the provider takes {latency} ms longer\n")?;
+        }
         if self.build != Build::Release {
             writeln!(
                 f,

@@ -9,7 +9,7 @@ use crate::settings::{Disturbance, Load, Mode, System};
 use crate::sink::Sink;
 use crate::system::{self, Paused};
 use crate::verdicts::Verdicts;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use testkit::esimctl::{Esimctl, Partner};
@@ -31,6 +31,28 @@ pub struct Measured {
 
 /// Carries out the run `load`. `pgbench` is the reference rate that was measured right before.
 pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Result<Measured> {
+    let Some(latency) = load.provider_latency else {
+        return measure_as_it_is(load, system, pgbench).await;
+    };
+    set_provider_latency(system, latency).await?;
+    let measured = measure_as_it_is(load, system, pgbench).await;
+    set_provider_latency(system, Duration::ZERO).await?;
+    measured
+}
+
+async fn set_provider_latency(system: &System, latency: Duration) -> Result<()> {
+    let url = system.sandbox_url.as_deref();
+    let url = url.context("--provider-latency needs SANDBOX_URL")?;
+    let faults = format!(r#"{{"latency_ms":{}}}"#, latency.as_millis());
+    let set = testkit::http::client()?
+        .put(format!("{url}/faults"))
+        .body(faults);
+    let answer = set.send().await.context("cannot reach the sandbox")?;
+    answer.error_for_status()?;
+    Ok(())
+}
+
+async fn measure_as_it_is(load: &Load, system: &System, pgbench: Option<f64>) -> Result<Measured> {
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
     let senders = senders(load, system, &sink).await?;
@@ -106,12 +128,12 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         _ => None,
     };
     let after = system::sample(&system.run_dir)?;
-    let added = match (verdicts, Verdicts::read(system).await) {
-        (Some(before), Some(after)) => Some(after.since(&before)),
-        _ => None,
-    };
+    let added = verdicts
+        .zip(Verdicts::read(system).await)
+        .map(|(before, after)| after.since(&before));
     let circumstances = Circumstances {
         pgbench,
+        start: Some(start),
         window: length.min(sent - start),
         drained: sent.elapsed(),
         drain_per_second: (load.mode == Mode::Drain)

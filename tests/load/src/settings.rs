@@ -23,6 +23,7 @@ const OPEN_CONNECTIONS: u32 = 1_024;
   load --mode drain --backlog 50000         how fast a backlog is worked off
   load --rate 500 --seconds 60              open loop: 500 orders/s, whatever the answers do
   load --rate 30 --seconds 60 --beside slow=20   what a slow option costs the others
+  load --rate 100 --seconds 2 --partners 1 --provider-latency 1s   a newsletter, and a real provider
   load --rate 200 --seconds 10 --counts     what one order costs, in counts
   load --ladder --out .local/load/ladder    rates from idle to twice the saturation, with plots
   load --mode deliver --compare FILE        the same run beside an earlier one
@@ -81,6 +82,10 @@ pub struct Load {
     /// times
     #[arg(long, value_name = "OPTION=RATE[,COUNT]", value_parser = disturbance)]
     pub beside: Vec<Disturbance>,
+    /// Let each call to the sandbox provider take this long during the run, as with a real
+    /// provider, whose calls take 300 ms to 2 s
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub provider_latency: Option<Duration>,
     /// What the run measures
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
@@ -116,6 +121,9 @@ pub struct System {
     /// URL of the admin endpoint of ingress, whose metrics show whether it waited for verdicts
     #[arg(long, env = "INGRESS_ADMIN_URL")]
     pub ingress_admin_url: Option<String>,
+    /// URL of the sandbox provider, for `--provider-latency`
+    #[arg(long, env = "SANDBOX_URL")]
+    pub sandbox_url: Option<String>,
     /// URL of nats-server's monitoring, whose `/varz` counts its messages
     #[arg(long, env = "NATS_MONITOR_URL")]
     pub nats_monitor_url: Option<String>,
