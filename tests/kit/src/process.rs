@@ -188,9 +188,11 @@ impl Process {
         self.send(Signal::CONT)
     }
 
-    /// Its whole output since its first start.
+    /// Its whole output since its first start, without a line that is still being written.
     pub fn log(&self) -> Result<String> {
-        Ok(String::from_utf8_lossy(&std::fs::read(&self.program.log)?).into_owned())
+        let mut log = String::from_utf8_lossy(&std::fs::read(&self.program.log)?).into_owned();
+        log.truncate(log.rfind('\n').map_or(0, |end| end + 1));
+        Ok(log)
     }
 
     /// What it shows at `/metrics`.
