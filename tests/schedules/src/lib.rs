@@ -46,6 +46,7 @@ mod pace;
 pub mod payload;
 pub mod permits;
 mod queues;
+mod room;
 pub mod sampler;
 pub mod scenarios;
 pub mod streams;
@@ -79,6 +80,7 @@ use std::{
 
 pub use batcher::Batcher;
 pub use lifecycle::Shutdown;
+pub use room::make_room;
 pub use shuttle_tokio::{join, select, signal, spawn, sync, task, try_join};
 pub use streams::Nats;
 

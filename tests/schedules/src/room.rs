@@ -1,0 +1,1 @@
+../../../libs/runtime/src/room.rs
