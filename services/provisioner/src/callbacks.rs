@@ -4,8 +4,8 @@
 //! purchase has the profiles collected sooner, which would happen anyway on a schedule. So a lost
 //! callback makes a webhook some seconds later, and a forged one costs a call to the provider. One
 //! about a delivered eSIM, or about our account, is kept once, however often it comes, and a call
-//! asks the provider what became of the eSIM. Neither the body nor the path is ever logged, because
-//! the body holds a profile and the path holds the token.
+//! asks the provider for the state of the eSIM. Neither the body nor the path is ever logged,
+//! because the body holds a profile and the path holds the token.
 //!
 //! Providers try the URL before they use it: by `HEAD`, or by a request without a body. Both get
 //! 200, because a URL that refuses a test cannot be set.

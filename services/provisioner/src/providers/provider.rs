@@ -452,7 +452,7 @@ pub enum Hint {
     Unit(ProviderId),
     /// Collect this purchase, which the callback names by our id.
     Purchase(PlacementId),
-    /// Ask what became of what the provider reports of.
+    /// Keep this report about a delivered eSIM or our account, and confirm it by a call.
     Report(ProviderReport),
     /// Nothing, for example because the provider only tries whether we answer.
     Nothing,
