@@ -96,7 +96,7 @@ upper() { printf '%s' "$1" | tr a-z A-Z; }
 # `program_of NAME`: its file. Protocols that the sandbox does not speak need the program for tests.
 program_of() {
   case $1:${SANDBOX_AS-} in
-    sandbox:*airalo* | sandbox:*esim-access*) echo upstreams ;;
+    sandbox:*airalo* | sandbox:*esim-access* | sandbox:*zendit*) echo upstreams ;;
     *) echo "$1" ;;
   esac
 }
@@ -161,7 +161,7 @@ SERVICE_SETTINGS=("${INGRESS_SETTINGS[@]}" "${PROVISIONER_SETTINGS[@]}" "${WEBHO
 # `settings_of SERVICE`: its settings, except LISTEN and ADMIN_LISTEN, and no other service's secrets.
 settings_of() {
   case $1 in
-    sandbox) echo SANDBOX_LEDGER SANDBOX_ACCESS_KEY SANDBOX_SECRET_KEY SANDBOX_{CALLBACK_URL,ESIM_ACCESS_CALLBACK_URL,DETECT_DUPLICATES} ;;
+    sandbox) echo SANDBOX_LEDGER SANDBOX_ACCESS_KEY SANDBOX_SECRET_KEY SANDBOX_{,ESIM_ACCESS_,ZENDIT_}CALLBACK_URL SANDBOX_DETECT_DUPLICATES ;;
     provisioner)
       echo PROVIDERS SANDBOX_{URL,ACCESS_KEY,SECRET_KEY,CALLBACK_TOKEN} "${PROVISIONER_SETTINGS[@]}" MASTER_KEY_PROFILES_FILE
       ;;

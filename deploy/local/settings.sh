@@ -69,6 +69,7 @@ gather_settings() {
   done
   derived SANDBOX_CALLBACK_URL "$PROVISIONER_URL/callbacks/sandbox/$SANDBOX_CALLBACK_TOKEN"
   derived SANDBOX_ESIM_ACCESS_CALLBACK_URL "$PROVISIONER_URL/callbacks/esim-access/$SANDBOX_CALLBACK_TOKEN"
+  derived SANDBOX_ZENDIT_CALLBACK_URL "$PROVISIONER_URL/callbacks/zendit/$SANDBOX_CALLBACK_TOKEN"
   derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
   derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
   derived DATABASE_ADMIN_URL "postgres://postgres:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/postgres"

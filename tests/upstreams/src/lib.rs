@@ -1,4 +1,5 @@
-//! The upstreams: the sandbox provider, which speaks the protocols of eSIM Access and Airalo, too.
+//! The upstreams: the sandbox provider, which speaks the protocols of eSIM Access, Airalo
+//! and Zendit, too.
 //!
 //! Only tests need them, so the product does not have them. Everything else is that of the sandbox
 //! (`services/sandbox`): the scripts, the faults of the whole provider, and the one ledger that all
@@ -9,6 +10,7 @@ mod esim_access;
 mod form;
 mod products;
 mod state;
+mod zendit;
 
 use std::sync::Arc;
 
@@ -25,8 +27,8 @@ use crate::state::Upstreams;
 
 /// The providers that tests buy from, which sell nothing real and record every purchase
 ///
-/// It is the sandbox provider, which speaks the protocols of eSIM Access and Airalo beside that of
-/// USIMSA. `sandbox --help` says what the settings mean.
+/// It is the sandbox provider, which speaks the protocols of eSIM Access, Airalo and Zendit beside
+/// that of USIMSA. `sandbox --help` says what the settings mean.
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "upstreams",
@@ -40,7 +42,7 @@ pub struct Config {
     /// The provider whose options `catalogue` prints
     ///
     /// Those of another provider than `sandbox` are live options.
-    #[arg(long, default_value = "sandbox", value_parser = ["airalo", "esim-access", "sandbox", "usimsa"])]
+    #[arg(long, default_value = "sandbox", value_parser = ["airalo", "esim-access", "sandbox", "usimsa", "zendit"])]
     pub provider: String,
     #[command(flatten)]
     pub serve: ServeConfig,
@@ -50,6 +52,9 @@ pub struct Config {
     /// this protocol get no callbacks.
     #[arg(long, env = "SANDBOX_ESIM_ACCESS_CALLBACK_URL", hide_env_values = true)]
     pub esim_access_callback_url: Option<SecretString>,
+    /// The same in the protocol of Zendit
+    #[arg(long, env = "SANDBOX_ZENDIT_CALLBACK_URL", hide_env_values = true)]
+    pub zendit_callback_url: Option<SecretString>,
     /// Further places in the list of packages of Airalo, each with 16 packages
     ///
     /// The real list has about 3,200 packages.
@@ -66,18 +71,28 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     )?;
     let body = esim_access::callback;
     let esim_access = url.map(|url| Arc::new(CallbackChannel { url, body }));
+    let url = secret(
+        "SANDBOX_ZENDIT_CALLBACK_URL",
+        config.zendit_callback_url.as_ref(),
+        callbacks::url,
+    )?;
+    let body = zendit::callback;
+    let zendit = url.map(|url| Arc::new(CallbackChannel { url, body }));
     sandbox::serve(config.serve, shutdown, |sandbox| FurtherProtocols {
         routes: Router::new()
             .merge(esim_access::routes())
             .merge(airalo::routes())
+            .merge(zendit::routes())
             .with_state(Upstreams {
                 sandbox: sandbox.clone(),
                 token: airalo::token().into(),
                 esim_access,
+                zendit,
+                zendit_failed: Arc::default(),
                 iccids: Arc::default(),
                 airalo_places: config.airalo_places,
             }),
-        orders: &[esim_access::ORDER, airalo::ORDERS],
+        orders: &[esim_access::ORDER, airalo::ORDERS, zendit::PURCHASES],
     })
     .await
 }
@@ -87,6 +102,7 @@ pub fn catalogue(provider: &str) -> Value {
     let price = match provider {
         "airalo" => Some(airalo::PRICE_TEXT),
         "esim-access" => Some(esim_access::PRICE_TEXT),
+        "zendit" => Some(zendit::PRICE_TEXT),
         _ => None,
     };
     sandbox::script::catalogue(provider, price)

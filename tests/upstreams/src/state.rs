@@ -1,7 +1,7 @@
 //! The state of the further protocols.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
 };
 
@@ -17,6 +17,11 @@ pub(crate) struct Upstreams {
     pub(crate) token: Arc<str>,
     /// Where the callbacks of the protocol of eSIM Access go. That of Airalo has none.
     pub(crate) esim_access: Option<Arc<CallbackChannel>>,
+    /// Where those of the protocol of Zendit go.
+    pub(crate) zendit: Option<Arc<CallbackChannel>>,
+    /// The ids of purchases at Zendit that have failed without buying anything. They are in memory
+    /// only.
+    pub(crate) zendit_failed: Arc<Mutex<HashSet<String>>>,
     /// The ICCIDs of eSIM Access that are sold again.
     pub(crate) iccids: Arc<Iccids>,
     /// How many places the list of Airalo has beside those of the products.

@@ -36,6 +36,8 @@ impl Seller {
             },
             esim_access_callback_url: callback_url
                 .map(|url| url.replace("/sandbox/", "/esim-access/").into()),
+            zendit_callback_url: callback_url
+                .map(|url| url.replace("/sandbox/", "/zendit/").into()),
             airalo_places: 200,
         };
         let shutdown = Shutdown::new();

@@ -35,7 +35,7 @@ struct Settings {
     base_url: String,
     /// Provider to buy from: `sandbox`, or one whose account is at the sandbox
     ///
-    /// `deploy/local/demo --provider NAME` connects `airalo`, `esim-access` or `usimsa` to the
+    /// `deploy/local/demo --provider NAME` connects `airalo`, `esim-access`, `usimsa` or `zendit` to the
     /// sandbox, which speaks the protocols of all three.
     #[arg(long, default_value = "sandbox")]
     provider: String,

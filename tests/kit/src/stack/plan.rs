@@ -94,9 +94,10 @@ impl Plan<'_> {
                 );
                 if let Some(port) = self.callback_port {
                     let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
-                    let other = url.replace("/sandbox/", "/esim-access/");
+                    let of = |provider: &str| url.replace("/sandbox/", &format!("/{provider}/"));
+                    set("SANDBOX_ESIM_ACCESS_CALLBACK_URL", of("esim-access"));
+                    set("SANDBOX_ZENDIT_CALLBACK_URL", of("zendit"));
                     set("SANDBOX_CALLBACK_URL", url);
-                    set("SANDBOX_ESIM_ACCESS_CALLBACK_URL", other);
                 }
             }
             Stage::Provisioner => {

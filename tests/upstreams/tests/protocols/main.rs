@@ -1,5 +1,5 @@
-//! The protocols of eSIM Access and Airalo: each answer has the shape of an example, which we wrote
-//! after the documentation of the provider. All protocols sell from one ledger.
+//! The protocols of eSIM Access, Airalo and Zendit: each answer has the shape of an example, which
+//! we wrote after the documentation of the provider. All protocols sell from one ledger.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -386,4 +386,163 @@ async fn airalo_refuses_with_its_codes() {
     assert_eq!(order(&option("ready"), "1", "another").await.0, 401);
     assert_eq!(airalo(&sandbox, &token, "orders/1", &[]).await.0, 404);
     assert_eq!(sandbox.bought("o-1").await, (0, 0));
+}
+
+/// A call in the protocol of Zendit; a body makes it a `POST`.
+async fn zendit(sandbox: &Started, key: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    let url = format!("{}/v1/{path}", sandbox.base);
+    let request = match body {
+        Some(body) => sandbox.http.post(url).json(&body),
+        None => sandbox.http.get(url),
+    };
+    let response = request.bearer_auth(key).send().await.unwrap();
+    (
+        response.status().as_u16(),
+        response.json().await.unwrap_or_default(),
+    )
+}
+
+fn buying(id: &str, option: &str) -> Option<Value> {
+    Some(json!({ "offerId": option, "transactionId": id }))
+}
+
+/// The fields of a purchase that its documentation has and that do not depend on its state.
+fn purchase_of_zendit() -> Value {
+    json!({
+        "brand": "b", "brandName": "b", "cost": 325, "costBase": 300, "costCurrency": "USD",
+        "costCurrencyDivisor": 100, "costFee": 25, "country": "JP", "createdAt": "t", "dataGB": 5, "dataSpeeds": ["4G"],
+        "dataUnlimited": false, "durationDays": 30, "log": [{ "dateTime": "t", "status": "s", "statusMessage": "" }],
+        "notes": "", "offerId": "o", "price": 0, "priceCurrency": "USD", "priceCurrencyDivisor": 100,
+        "priceType": "FIXED", "productType": "ESIM", "regions": [], "roaming": [], "shortNotes": "", "status": "DONE",
+        "subTypes": ["Standard"], "transactionId": "t", "updatedAt": "t",
+    })
+}
+
+#[tokio::test]
+async fn zendit_answers_as_its_documentation_shows() {
+    let sandbox = Started::fresh().await;
+    let call = async |path: &str, body| zendit(&sandbox, ACCESS_KEY, path, body).await;
+    let (status, accepted) = call("esim/purchases", buying("t-1", &option("ready"))).await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        accepted,
+        json!({ "status": "ACCEPTED", "transactionId": "t-1" })
+    );
+    let (status, shown) = call("esim/purchases/t-1", None).await;
+    assert_eq!((status, &shown["status"]), (200, &json!("DONE")));
+    let mut example = purchase_of_zendit();
+    example["confirmation"] = json!({
+        "activationCode": "AB-12", "externalReferenceId": "", "iccid": "89", "redemptionInstructions": "",
+        "smdpAddress": "smdp.example.com",
+    });
+    like(&example, &shown, "purchase");
+    // What a second purchase with the same id does is not documented. Here it is sold.
+    call("esim/purchases", buying("t-1", &option("ready"))).await;
+    assert_eq!(sandbox.bought("t-1").await, (2, 2));
+
+    call("esim/purchases", buying("t-2", &option("never-ready"))).await;
+    let (_, waiting) = call("esim/purchases/t-2", None).await;
+    like(&purchase_of_zendit(), &waiting, "waiting");
+    assert_eq!(waiting["status"], "IN_PROGRESS");
+    assert_eq!(waiting["confirmation"], json!(null));
+
+    let (_, listed) = call("esim/purchases?_limit=2&_offset=1", None).await;
+    let example = json!({ "limit": 2, "offset": 1, "total": 3, "list": [purchase_of_zendit()] });
+    like(&example, &listed, "list");
+    assert_eq!(listed["list"].as_array().unwrap().len(), 2);
+
+    let (_, offers) = call("esim/offers?_limit=1024&_offset=0", None).await;
+    let cost = json!({
+        "currency": "USD", "currencyDivisor": 100, "discount": 0, "fee": 25, "feePct": 0, "fixed": 300,
+    });
+    let example = json!({ "list": [{
+        "brand": "b", "brandName": "b", "cost": cost, "country": "JP", "createdAt": "t", "dataGB": 5.0,
+        "dataSpeeds": ["4G"], "durationDays": 30, "notes": "", "offerId": "o",
+        "priceType": "FIXED", "productType": "ESIM", "roaming": [{ "country": "DE", "dataSpeeds": ["4G"] }],
+        "shortNotes": "", "subTypes": ["Standard"], "updatedAt": "t",
+    }], "total": 20 });
+    like(&example, &offers, "offers");
+    let (_, wallet) = call("balance", None).await;
+    let example = json!({ "availableBalance": 1, "currency": "USD", "currencyDivisor": 100 });
+    like(&example, &wallet, "balance");
+}
+
+#[tokio::test]
+async fn zendit_shows_what_became_of_an_esim_and_gives_money_back() {
+    let sandbox = Started::fresh().await;
+    let call = async |path: &str, body| zendit(&sandbox, ACCESS_KEY, path, body).await;
+    call("esim/purchases", buying("t-1", &option("ready"))).await;
+    let (_, shown) = call("esim/purchases/t-1", None).await;
+    let iccid = shown["confirmation"]["iccid"].as_str().unwrap();
+    let (_, plans) = call(&format!("esim/{iccid}/plans"), None).await;
+    let example = json!({ "firstInstalledAt": "", "total": 1, "list": [{
+        "description": "d", "endAt": "", "iccid": "89", "initialDataGB": 5.0, "offerId": "o",
+        "remainingDataGB": 5.0, "startAt": "", "status": "ACTIVE", "unlimited": false,
+    }] });
+    like(&example, &plans, "plans");
+    let (status, _) = call("esim/purchases/t-1/refund", None).await;
+    assert_eq!(status, 404);
+    let (_, accepted) = call("esim/purchases/t-1/refund", Some(json!({}))).await;
+    assert_eq!(accepted, json!({ "status": "ACCEPTED" }));
+    let (_, refund) = call("esim/purchases/t-1/refund", None).await;
+    let example = json!({
+        "amount": 1, "createdAt": "t", "currency": "USD", "currencyDivisor": 100, "log": [], "productType": "REFUND",
+        "refundedTransactionId": "t-1", "status": "DONE", "transactionId": "r", "type": "CREDIT", "updatedAt": "t",
+    });
+    like(&example, &refund, "refund");
+    let (_, shown) = call("esim/purchases/t-1", None).await;
+    assert_eq!(shown["refund"], json!({ "status": "DONE" }));
+}
+
+#[tokio::test]
+async fn zendit_refuses_with_its_codes() {
+    let sandbox = Started::fresh().await;
+    let error = json!({ "errorCode": "NOT_FOUND", "message": "why", "fields": {} });
+    let refused = |option: &str| buying("t-1", option);
+    for (key, path, body, expected) in [
+        ("wrong", "balance", None, (401, "NOT_AUTHORIZED")),
+        (ACCESS_KEY, "esim/purchases/t-1", None, (404, "NOT_FOUND")),
+        (ACCESS_KEY, "esim/offers/x", None, (404, "NOT_FOUND")),
+        (
+            ACCESS_KEY,
+            "esim/purchases",
+            refused(&option("refused")),
+            (404, "NOT_FOUND"),
+        ),
+        (
+            ACCESS_KEY,
+            "esim/purchases",
+            Some(json!({ "offerId": "x" })),
+            (400, "INVALID_REQUEST"),
+        ),
+        (ACCESS_KEY, "esim/offers", None, (400, "INVALID_REQUEST")),
+        (
+            ACCESS_KEY,
+            "esim/purchases?_limit=1025&_offset=0",
+            None,
+            (400, "INVALID_REQUEST"),
+        ),
+    ] {
+        let (status, answer) = zendit(&sandbox, key, path, body).await;
+        like(&error, &answer, path);
+        assert_eq!(
+            (status, &answer["errorCode"]),
+            (expected.0, &json!(expected.1)),
+            "{path}"
+        );
+    }
+    // Out of stock: accepted, and failed for good under this id.
+    let (_, failed) = zendit(
+        &sandbox,
+        ACCESS_KEY,
+        "esim/purchases",
+        buying("t-2", &option("out-of-stock")),
+    )
+    .await;
+    assert_eq!(failed["status"], "FAILED");
+    let (status, shown) = zendit(&sandbox, ACCESS_KEY, "esim/purchases/t-2", None).await;
+    assert_eq!((status, &shown["status"]), (200, &json!("FAILED")));
+    let error = json!({ "code": "c", "description": "d", "message": "m" });
+    like(&error, &shown["error"], "error");
+    assert_eq!(sandbox.bought("t-2").await, (0, 0));
 }

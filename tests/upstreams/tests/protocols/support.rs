@@ -45,6 +45,7 @@ impl Started {
                 common: CommonConfig::default(),
             },
             esim_access_callback_url: None,
+            zendit_callback_url: None,
             airalo_places: 200,
         };
         let shutdown = Shutdown::new();

@@ -1,0 +1,573 @@
+//! The protocol of Zendit, as this program serves it. It sells from the same ledger, by the same
+//! scripts, as the other protocols: an `offerId` is the id of an option, and our caller's
+//! `transactionId` is the id of the order.
+//!
+//! A purchase is one eSIM. It is accepted at once and carried out later, and it is looked up by the
+//! caller's id. What a second purchase with the same id does is not documented, so here it buys
+//! again, whatever the settings of the sandbox say: a caller that relies on more shows up in the
+//! tests.
+//!
+//! The forms are those of the provider's public documents (the reference as printed in 2025, the
+//! models of its SDKs of September 2025 and March 2026, its page on errors), whatever the
+//! provisioner expects. What the protocol cannot express is left out; docs/sandbox.md says what
+//! that is.
+
+use std::collections::HashMap;
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{Path, RawQuery, State, rejection::BytesRejection},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use runtime::{clock, lock};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use time::{
+    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+use url::form_urlencoded;
+
+use sandbox::{
+    Sandbox,
+    after::{self, GiveBackResult},
+    garble::{self, AnswerShape},
+    ledger::{Ledger, Repeats},
+    profile::{self, UnitNumber},
+    protocol::{Product, ProfileAnswer, UnitStatus, code},
+    purchase::LedgerPurchase,
+    sale::{self, Sale},
+    script::option_id,
+    units,
+};
+
+use crate::{
+    products::{self, Kind},
+    state::Upstreams,
+};
+
+pub const PURCHASES: &str = "/v1/esim/purchases";
+
+const TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
+/// The sizes of a page of a list: "minimum 1, maximum 1,024".
+const PAGE_SIZES: std::ops::RangeInclusive<usize> = 1..=1_024;
+/// What each eSIM costs us, in cents. Offers name the fee beside the fixed cost.
+const COST: u64 = 300;
+const FEE: u64 = 25;
+/// Both, in dollars, as in the catalogue.
+pub const PRICE_TEXT: &str = "3.25";
+/// What our wallet holds, in cents. It never gets less, because nothing here is real.
+const BALANCE: u64 = 10_000_000;
+/// The cents of a dollar.
+const DIVISOR: u64 = 100;
+/// The days for which a plan is valid.
+const DAYS: u32 = 30;
+const GIB: f64 = 1_073_741_824.0;
+
+const SHAPE: AnswerShape = AnswerShape {
+    units: "/list",
+    id: "transactionId",
+    date: "createdAt",
+    message: "/message",
+};
+
+pub fn routes() -> Router<Upstreams> {
+    Router::new()
+        .route(PURCHASES, post(purchase).get(list))
+        .route("/v1/esim/purchases/{transaction_id}", get(show))
+        .route(
+            "/v1/esim/purchases/{transaction_id}/refund",
+            post(give_back).get(refund),
+        )
+        .route("/v1/esim/{iccid}/plans", get(plans))
+        .route("/v1/esim/offers", get(offers))
+        .route("/v1/esim/offers/{offer_id}", get(offer_by_id))
+        .route("/v1/balance", get(balance))
+}
+
+/// An error: its status, its code and its message.
+struct Failure(StatusCode, &'static str, &'static str);
+
+const UNAUTHORIZED: Failure = Failure(
+    StatusCode::UNAUTHORIZED,
+    "NOT_AUTHORIZED",
+    "Your API key is incorrect or not authorized to access this system",
+);
+const NO_OFFER: Failure = Failure(
+    StatusCode::NOT_FOUND,
+    "NOT_FOUND",
+    "The catalog item either doesn't exist or is not enabled",
+);
+const NO_TRANSACTION: Failure =
+    Failure(StatusCode::NOT_FOUND, "NOT_FOUND", "Transaction not found");
+const INVALID: Failure = Failure(
+    StatusCode::BAD_REQUEST,
+    "INVALID_REQUEST",
+    "The request is invalid",
+);
+
+impl Failure {
+    fn body(&self) -> Value {
+        json!({ "errorCode": self.1, "message": self.2, "fields": {} })
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.body())).into_response()
+    }
+}
+
+/// Checks the key of a request.
+fn authenticate(sandbox: &Sandbox, headers: &HeaderMap) -> Result<(), Failure> {
+    let given = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
+    if given == Some(&*sandbox.credentials.access_key) {
+        Ok(())
+    } else {
+        Err(UNAUTHORIZED)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NewPurchase {
+    offer_id: String,
+    transaction_id: String,
+}
+
+fn accepted(id: &str, status: &str) -> Value {
+    json!({ "status": status, "transactionId": id })
+}
+
+async fn purchase(
+    State(upstreams): State<Upstreams>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
+    if let Err(failure) = authenticate(sandbox, &headers) {
+        return failure.into_response();
+    }
+    let wanted = body
+        .ok()
+        .and_then(|body| serde_json::from_slice(&body).ok());
+    let Some(NewPurchase {
+        offer_id,
+        transaction_id,
+    }) = wanted
+    else {
+        return INVALID.into_response();
+    };
+    if offer_id.is_empty() || transaction_id.is_empty() {
+        return INVALID.into_response();
+    }
+    let products = vec![Product {
+        option_id: offer_id,
+        qty: 1,
+    }];
+    let garble = sandbox.garble(products.iter());
+    let id = transaction_id.clone();
+    let channel = upstreams.zendit.as_ref();
+    let sold = sale::sell(sandbox, id.clone(), products, Repeats::Bought, channel).await;
+    match sold {
+        Ok(Sale::Sold(_)) => garble::garbled(garble, &SHAPE, accepted(&id, "ACCEPTED")),
+        // Nothing was bought, and the id is used up: the purchase is shown as failed from now on.
+        Ok(Sale::Refused(refused)) if refused.code == code::OUT_OF_STOCK => {
+            lock(&upstreams.zendit_failed).insert(id.clone());
+            garble::garbled(garble, &SHAPE, accepted(&id, "FAILED"))
+        }
+        Ok(Sale::Refused(_)) => {
+            let mut response = garble::garbled(garble, &SHAPE, NO_OFFER.body());
+            *response.status_mut() = NO_OFFER.0;
+            response
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// The purchase with this id that a caller is shown, if it is known by now. If the id has bought
+/// twice, it is the first one.
+fn find(sandbox: &Sandbox, id: &str) -> Option<std::sync::Arc<LedgerPurchase>> {
+    let order = sandbox.ledger.order(id)?;
+    let purchase = order.purchases.into_iter().next()?;
+    let lag = sandbox
+        .faults
+        .faults()
+        .map_or(0, |faults| faults.not_found_lag_ms);
+    let lag = std::time::Duration::from_millis(lag);
+    (clock::now() - purchase.at >= lag).then_some(purchase)
+}
+
+async fn show(
+    State(upstreams): State<Upstreams>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
+    if let Err(failure) = authenticate(sandbox, &headers) {
+        return failure.into_response();
+    }
+    if let Some(purchase) = find(sandbox, &id) {
+        let garble = sandbox.garble(purchase.products.iter());
+        return garble::garbled(garble, &SHAPE, shown(sandbox, &purchase, clock::now()));
+    }
+    if lock(&upstreams.zendit_failed).contains(&id) {
+        return Json(failed(&id)).into_response();
+    }
+    NO_TRANSACTION.into_response()
+}
+
+/// A purchase that was refused after it was accepted.
+fn failed(id: &str) -> Value {
+    json!({
+        "transactionId": id,
+        "status": "FAILED",
+        "offerId": "",
+        "productType": "ESIM",
+        "error": fault(),
+        "log": [],
+    })
+}
+
+fn fault() -> Value {
+    json!({
+        "code": "PROVIDER_ERROR",
+        "description": "The provider has failed",
+        "message": "The eSIM is out of stock",
+    })
+}
+
+/// A purchase as it is now.
+fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
+    let unit = purchase.first_unit;
+    let is_canceled = sandbox.ledger.is_canceled(unit);
+    let states = units::shown(sandbox, purchase, now);
+    let state = states.first().map(|shown| shown.status);
+    let status = match state {
+        Some(UnitStatus::Failed) => "FAILED",
+        Some(UnitStatus::Ready | UnitStatus::Canceled) => "DONE",
+        Some(UnitStatus::Pending) | None => "IN_PROGRESS",
+    };
+    let profile = sandbox.ledger.profile(unit, purchase.at);
+    let mut shown = whole(purchase, status, (status == "DONE").then_some(&profile));
+    let refund = if is_named(purchase, "refunding") {
+        Some("IN_PROGRESS")
+    } else {
+        is_canceled.then_some("DONE")
+    };
+    if let Some(status) = refund {
+        shown["refund"] = json!({ "status": status });
+    }
+    if is_named(purchase, "odd-state") {
+        shown["status"] = "UNDER_REVIEW".into();
+    }
+    shown
+}
+
+/// Whether the option of a purchase is that of this name, which says how it behaves in this
+/// protocol: `refunding` or `odd-state`.
+fn is_named(purchase: &LedgerPurchase, name: &str) -> bool {
+    let option = purchase.products.first();
+    option.is_some_and(|product| option_id(name).to_string() == product.option_id)
+}
+
+fn time(at: OffsetDateTime) -> String {
+    at.to_offset(UtcOffset::UTC)
+        .format(TIME)
+        .unwrap_or_default()
+}
+
+fn whole(purchase: &LedgerPurchase, status: &str, profile: Option<&ProfileAnswer>) -> Value {
+    let offer_id = purchase.products.first().map(|product| &product.option_id);
+    let mut shown = json!({
+        "transactionId": purchase.order_id,
+        "offerId": offer_id,
+        "status": status,
+        "productType": "ESIM",
+        "priceType": "FIXED",
+        "brand": "ZENDIT",
+        "brandName": "Sandbox",
+        "country": "JP",
+        "regions": [],
+        "roaming": [],
+        "subTypes": ["Standard"],
+        "dataGB": 5,
+        "dataUnlimited": false,
+        "dataSpeeds": ["4G"],
+        "durationDays": DAYS,
+        "cost": COST + FEE,
+        "costBase": COST,
+        "costFee": FEE,
+        "costCurrency": "USD",
+        "costCurrencyDivisor": DIVISOR,
+        "price": 0,
+        "priceCurrency": "USD",
+        "priceCurrencyDivisor": DIVISOR,
+        "notes": "",
+        "shortNotes": "",
+        "createdAt": time(purchase.at),
+        "updatedAt": time(purchase.at),
+        "log": [{ "dateTime": time(purchase.at), "status": "ACCEPTED", "statusMessage": "" }],
+    });
+    if status == "FAILED" {
+        shown["error"] = fault();
+    }
+    if let Some(profile) = profile {
+        shown["confirmation"] = json!({
+            "iccid": profile.iccid,
+            "smdpAddress": profile.smdp,
+            "activationCode": profile.activate_code,
+            "externalReferenceId": "",
+            "redemptionInstructions": "",
+        });
+    }
+    shown
+}
+
+/// The page that a list was asked for.
+struct Asked {
+    limit: usize,
+    offset: usize,
+}
+
+impl Asked {
+    /// `None` if a parameter is missing or not allowed.
+    fn read(query: Option<&str>) -> Option<Self> {
+        let query = query.unwrap_or_default();
+        let parameters: HashMap<String, String> = form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect();
+        let number = |name: &str| parameters.get(name)?.parse().ok();
+        let limit = number("_limit").filter(|limit| PAGE_SIZES.contains(limit))?;
+        let offset = number("_offset")?;
+        Some(Self { limit, offset })
+    }
+
+    fn page(&self, all: &[Value]) -> Response {
+        let listed: Vec<&Value> = all.iter().skip(self.offset).take(self.limit).collect();
+        Json(json!({
+            "limit": self.limit,
+            "offset": self.offset,
+            "total": all.len(),
+            "list": listed,
+        }))
+        .into_response()
+    }
+}
+
+/// Lists all purchases, newest first.
+async fn list(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    let Some(asked) = Asked::read(query.as_deref()) else {
+        return INVALID.into_response();
+    };
+    let now = clock::now();
+    let purchases = sandbox.ledger.purchases(|_| true);
+    let all: Vec<Value> = purchases
+        .iter()
+        .rev()
+        .map(|purchase| shown(&sandbox, purchase, now))
+        .collect();
+    asked.page(&all)
+}
+
+/// Gives money back for an eSIM that nobody has installed. It is accepted and carried out later.
+async fn give_back(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    let Some(purchase) = find(&sandbox, &id) else {
+        return NO_TRANSACTION.into_response();
+    };
+    match after::give_back(&sandbox, purchase.first_unit) {
+        Ok(GiveBackResult::Done) => Json(json!({ "status": "ACCEPTED" })).into_response(),
+        Ok(GiveBackResult::Installed) => INVALID.into_response(),
+        Ok(GiveBackResult::Unknown) => NO_TRANSACTION.into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn refund(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    let purchase = find(&sandbox, &id);
+    let refunded = purchase.filter(|one| sandbox.ledger.is_canceled(one.first_unit));
+    let Some(purchase) = refunded else {
+        return NO_TRANSACTION.into_response();
+    };
+    Json(json!({
+        "transactionId": format!("{id}-refund"),
+        "refundedTransactionId": id,
+        "status": "DONE",
+        "type": "CREDIT",
+        "productType": "REFUND",
+        "amount": COST + FEE,
+        "currency": "USD",
+        "currencyDivisor": DIVISOR,
+        "createdAt": time(purchase.at),
+        "updatedAt": time(purchase.at),
+        "log": [],
+    }))
+    .into_response()
+}
+
+/// Shows what is left of the plan of an eSIM.
+async fn plans(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(iccid): Path<String>,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    let unit = profile::unit(&iccid);
+    let esim = match unit.map(|unit| after::look(&sandbox, unit)) {
+        Some(Ok(Some(esim))) => esim,
+        Some(Err(error)) => return error.into_response(),
+        Some(Ok(None)) | None => return INVALID.into_response(),
+    };
+    let installed = if esim.is_installed {
+        time(clock::now())
+    } else {
+        String::new()
+    };
+    #[expect(clippy::cast_precision_loss, reason = "the amounts are some GB")]
+    let gigabytes = |bytes: u64| bytes as f64 / GIB;
+    let plan = json!({
+        "iccid": iccid,
+        "offerId": "",
+        "description": "Sandbox",
+        "status": if esim.is_installed { "ACTIVE" } else { "QUEUED" },
+        "startAt": installed,
+        "endAt": if esim.is_installed { time(esim.ends_at) } else { String::new() },
+        "initialDataGB": gigabytes(esim.total),
+        "remainingDataGB": gigabytes(esim.total - esim.used),
+        "unlimited": false,
+    });
+    Json(json!({ "firstInstalledAt": installed, "list": [plan], "total": 1 })).into_response()
+}
+
+/// The offers: all products that are eSIMs of their own. One is switched off for our account, and
+/// is listed all the same.
+fn all_offers() -> Vec<Value> {
+    let offered = products::all()
+        .iter()
+        .filter(|one| !matches!(one.kind, Kind::TopUp | Kind::NeedsIdentity));
+    offered.map(offer).collect()
+}
+
+fn offer(product: &products::Product) -> Value {
+    let is_local = product.countries.len() == 1;
+    let roaming = product.countries.iter().filter(|_| !is_local);
+    let roaming: Vec<Value> = roaming
+        .map(|code| json!({ "country": code, "dataSpeeds": ["4G"] }))
+        .collect();
+    let notes = if product.kind == Kind::NeedsConfirmationCode {
+        "The installation asks for a confirmation code."
+    } else {
+        ""
+    };
+    json!({
+        "offerId": product.id,
+        "brand": "ZENDIT",
+        "brandName": "Sandbox",
+        "country": if is_local { product.countries[0] } else { "" },
+        "regions": if is_local { json!([]) } else { json!(["Western Europe"]) },
+        "roaming": roaming,
+        "subTypes": ["Standard"],
+        "dataGB": f64::from(product.megabytes.unwrap_or_default()) / 1024.0,
+        "dataUnlimited": product.megabytes.is_none(),
+        "dataSpeeds": ["4G"],
+        "durationDays": product.days,
+        "enabled": product.kind != Kind::ByTheDay,
+        "priceType": "FIXED",
+        "productType": "ESIM",
+        "cost": {
+            "currency": "USD",
+            "currencyDivisor": DIVISOR,
+            "fixed": COST,
+            "fee": FEE,
+            "feePct": 0,
+            "discount": 0,
+        },
+        "price": { "currency": "USD", "currencyDivisor": DIVISOR, "fixed": 900 },
+        "notes": notes,
+        "shortNotes": product.name,
+        "smsNumber": 0,
+        "smsUnlimited": false,
+        "voiceMinutes": 0,
+        "voiceUnlimited": false,
+        "createdAt": "2026-01-01T00:00:00.000Z",
+        "updatedAt": "2026-01-01T00:00:00.000Z",
+    })
+}
+
+async fn offers(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    match Asked::read(query.as_deref()) {
+        Some(asked) => asked.page(&all_offers()),
+        None => INVALID.into_response(),
+    }
+}
+
+async fn offer_by_id(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    let mut offers = all_offers().into_iter();
+    let found = offers.find(|offer| offer["offerId"] == id.as_str());
+    found.map_or_else(
+        || NO_OFFER.into_response(),
+        |offer| Json(offer).into_response(),
+    )
+}
+
+async fn balance(State(sandbox): State<Sandbox>, headers: HeaderMap) -> Response {
+    if let Err(failure) = authenticate(&sandbox, &headers) {
+        return failure.into_response();
+    }
+    Json(json!({
+        "availableBalance": BALANCE,
+        "currency": "USD",
+        "currencyDivisor": DIVISOR,
+    }))
+    .into_response()
+}
+
+/// The callback: what a look-up would answer then.
+pub fn callback(ledger: &Ledger, purchase: &LedgerPurchase, unit: UnitNumber, _: &str) -> Value {
+    let profile = ledger.profile(unit, purchase.at);
+    whole(purchase, "DONE", Some(&profile))
+}
