@@ -62,6 +62,14 @@ const RULES: &[(&str, Cut)] = &[
             units: NonZeroUsize::new(30),
         },
     ),
+    // A purchase takes one `offerId` and no number of units (its SDKs, September 2025, March 2026).
+    (
+        "zendit",
+        Cut {
+            one_option: true,
+            units: NonZeroUsize::new(1),
+        },
+    ),
 ];
 
 /// What this provider takes in one purchase.

@@ -12,6 +12,7 @@ mod provider;
 mod sandbox;
 mod text;
 mod usimsa;
+mod zendit;
 
 pub use account::{AccountSetting, ProviderAccount};
 pub use known::Accounts;

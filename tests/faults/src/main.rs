@@ -127,10 +127,11 @@ struct Settings {
     /// Take the commit fence out of the database, to see that such a run is red without it
     #[arg(long, requires = "asynchronous")]
     without_fence: bool,
-    /// Provider whose protocol the sandbox speaks: `sandbox`, `usimsa`, `esim-access` or `airalo`
+    /// Provider whose protocol the sandbox speaks: `sandbox`, `usimsa`, `esim-access`, `airalo` or
+    /// `zendit`
     ///
-    /// At all but the sandbox a look-up proves no absence, so an attempt that got no answer and is
-    /// not found is parked.
+    /// At all but the sandbox and Zendit a look-up proves no absence, so an attempt that got no
+    /// answer and is not found is parked.
     #[arg(long, default_value = "sandbox", value_parser = provider)]
     provider: &'static str,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
@@ -165,7 +166,7 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 }
 
 fn provider(text: &str) -> Result<&'static str, String> {
-    const NAMES: [&str; 4] = ["airalo", "esim-access", "sandbox", "usimsa"];
+    const NAMES: [&str; 5] = ["airalo", "esim-access", "sandbox", "usimsa", "zendit"];
     let known = NAMES.into_iter().find(|name| *name == text);
     known.ok_or_else(|| format!("it must be one of {}", NAMES.join(", ")))
 }
@@ -327,7 +328,7 @@ async fn carry_out(run: &Run) -> Result<ExitCode> {
     let is_routed = run.load.items.iter().any(|name| orders::is_routed(name));
     ensure!(
         !is_routed || run.terms.provider != "sandbox",
-        "an option of two providers needs --provider airalo or esim-access"
+        "an option of two providers needs --provider airalo, esim-access or zendit"
     );
     let has_faults = !schedule::schedule(&run.terms).is_empty();
     ensure!(

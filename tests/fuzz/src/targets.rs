@@ -94,7 +94,7 @@ fn account(name: &str, base: &str) -> Arc<dyn Provider> {
         timeout: Duration::from_secs(5),
         response_max: 64 * 1024,
     };
-    // A key that each of the three reads, also as Base64.
+    // A key that each of them reads, also as Base64.
     let accounts = Accounts::default()
         .with(name, "URL", base)
         .with(name, "ACCESS_KEY", "key")

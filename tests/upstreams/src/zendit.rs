@@ -397,7 +397,9 @@ async fn give_back(
         return NO_TRANSACTION.into_response();
     };
     match after::give_back(&sandbox, purchase.first_unit) {
-        Ok(GiveBackResult::Done) => Json(json!({ "status": "ACCEPTED" })).into_response(),
+        Ok(GiveBackResult::Done | GiveBackResult::Again) => {
+            Json(json!({ "status": "ACCEPTED" })).into_response()
+        }
         Ok(GiveBackResult::Installed) => INVALID.into_response(),
         Ok(GiveBackResult::Unknown) => NO_TRANSACTION.into_response(),
         Err(error) => error.into_response(),

@@ -12,15 +12,16 @@ use super::{
     account::{KnownProvider, ProviderAccount, variable},
     airalo, esim_access,
     provider::{PacedCalls, ProviderConnection},
-    sandbox, usimsa,
+    sandbox, usimsa, zendit,
 };
 
 /// All providers that can be configured.
-const KNOWN: [KnownProvider; 4] = [
+const KNOWN: [KnownProvider; 5] = [
     airalo::KNOWN,
     esim_access::KNOWN,
     sandbox::KNOWN,
     usimsa::KNOWN,
+    zendit::KNOWN,
 ];
 
 /// Our accounts at all known providers.
@@ -111,5 +112,108 @@ impl FromArgMatches for Accounts {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write, time::Duration};
+
+    use domain::cut::{Cut, cut};
+
+    use super::*;
+    use crate::providers::{CallLimits, Capabilities, LookUp};
+
+    const BEGIN: &str = "<!-- Made from the adapters: UPDATE_DOCS=1 tests/run test -- -p provisioner the_table -->\n";
+    const END: &str = "<!-- end -->\n";
+
+    fn capabilities(known: &KnownProvider) -> Capabilities {
+        testkit::http::client().unwrap(); // This installs the TLS provider.
+        let accounts = Accounts::default()
+            .with(known.name, "URL", "http://127.0.0.1:9")
+            .with(known.name, "ACCESS_KEY", "key")
+            .with(known.name, "SECRET_KEY", "c2VjcmV0LWtleQ==");
+        let paced = PacedCalls::without_rate(CallLimits {
+            timeout: Duration::from_secs(1),
+            response_max: 1,
+        });
+        let connection = accounts.connect(known.name, paced).unwrap();
+        connection.provider.capabilities()
+    }
+
+    fn bought_at_once(cut: Cut) -> String {
+        let options = if cut.one_option {
+            "one option"
+        } else {
+            "any options"
+        };
+        match cut.units.map(std::num::NonZeroUsize::get) {
+            None => options.to_owned(),
+            Some(1) => "one eSIM".to_owned(),
+            Some(most) => format!("{options}, at most {most} eSIMs"),
+        }
+    }
+
+    /// A row for each capability, and a column for each provider.
+    fn table() -> String {
+        let yes_or_no = |is: bool| if is { "yes" } else { "no" }.to_owned();
+        let columns = KNOWN.map(|known| {
+            // Without `..`, so that a new capability gets a row.
+            let Capabilities {
+                purchase_key,
+                look_up,
+                callbacks,
+                cancel,
+                give_back,
+                usage,
+                balance,
+                catalogue,
+                purchases,
+            } = capabilities(&known);
+            let look_up = match look_up {
+                LookUp::Exact => "exact",
+                LookUp::Search => "proves no absence",
+            };
+            [
+                ("", known.name.to_owned()),
+                ("---", "---".to_owned()),
+                ("one purchase buys", bought_at_once(cut(known.name))),
+                ("look-up of a purchase by our id", look_up.to_owned()),
+                (
+                    "a repeated purchase is sold once, by its word",
+                    yes_or_no(purchase_key),
+                ),
+                ("callbacks", yes_or_no(callbacks)),
+                ("cancel a unit without a profile", yes_or_no(cancel)),
+                ("give back a delivered eSIM", yes_or_no(give_back)),
+                ("data use of an eSIM", yes_or_no(usage)),
+                ("balance", yes_or_no(balance)),
+                ("catalogue with prices", yes_or_no(catalogue)),
+                ("list of purchases", yes_or_no(purchases)),
+            ]
+        });
+        let mut text = String::new();
+        for (row, (name, _)) in columns[0].iter().enumerate() {
+            let cells = columns.each_ref().map(|column| column[row].1.as_str());
+            let _ = writeln!(text, "|{name}|{}|", cells.join("|"));
+        }
+        text
+    }
+
+    /// `UPDATE_DOCS=1` writes it.
+    #[test]
+    fn the_table_of_providers_shows_what_they_declare() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/providers.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (_, after) = rest.split_once(END).unwrap();
+        let made = format!("{before}{BEGIN}\n{}\n{END}{after}", table());
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, &made).unwrap();
+        }
+        assert!(
+            page == made || std::env::var_os("UPDATE_DOCS").is_some(),
+            "docs/providers.md is old: run this test with UPDATE_DOCS=1"
+        );
     }
 }

@@ -122,7 +122,7 @@ impl Bench {
 
 async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
     Bench::start(|config| {
-        config.providers = ["sandbox", "esim-access", "airalo", "usimsa"]
+        config.providers = ["sandbox", "esim-access", "airalo", "usimsa", "zendit"]
             .map(str::to_owned)
             .into();
         let url = config.accounts.get("sandbox", "URL").unwrap().to_owned();
@@ -144,6 +144,7 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
         ("airalo", None, total),
         // USIMSA does not say how much data was bought.
         ("usimsa", Some(false), None),
+        ("zendit", None, total),
     ] {
         for (option, used, installed) in [("ready", 0, unused), ("in-use", gib * 3 / 2, Some(true))]
         {
@@ -224,7 +225,7 @@ async fn a_half_open_breaker_lets_one_request_through_as_its_probe() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
     let bench = bench(|_| {}).await;
-    for provider in ["sandbox", "esim-access"] {
+    for provider in ["sandbox", "esim-access", "zendit"] {
         // The second one gets no answer to its give-back, and a look shows that it was carried out.
         for option in ["ready", "return-lost"] {
             let unit = bench.delivered(provider, option).await;
@@ -260,7 +261,7 @@ async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_give_back_without_an_outcome_is_parked_and_never_guessed() {
     let bench = bench(|config| config.park_after = Duration::from_secs(4)).await;
-    for provider in ["sandbox", "esim-access"] {
+    for provider in ["sandbox", "esim-access", "zendit"] {
         let unit = bench.delivered(provider, "return-unclear").await;
         bench.ask_give_back(&unit).await;
         let row = bench.ended(&unit).await;
@@ -419,7 +420,7 @@ async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
     let bench = bench(|_| {}).await;
-    for provider in ["sandbox", "esim-access"] {
+    for provider in ["sandbox", "esim-access", "zendit"] {
         for (option, attempts) in [("ready", 2), ("in-use", 1)] {
             let unit = bench.delivered(provider, option).await;
             sqlx::query(

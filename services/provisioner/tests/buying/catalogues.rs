@@ -20,6 +20,10 @@ async fn airalo(status: &str, body: &Value) -> Arc<dyn Provider> {
     account("airalo", status, body).await
 }
 
+async fn zendit(status: &str, body: &Value) -> Arc<dyn Provider> {
+    account("zendit", status, body).await
+}
+
 /// The adapter of a provider that gives this answer.
 async fn account(name: &str, status: &str, body: &Value) -> Arc<dyn Provider> {
     let url = replay(http(status, "", body.to_string().as_bytes())).await;
@@ -269,6 +273,50 @@ async fn a_page_of_airalo_that_is_no_list_is_trouble() {
     assert_eq!(provider.products(3).await.unwrap().next, None);
 }
 
+#[tokio::test]
+async fn each_field_of_an_offer_of_zendit_is_checked() {
+    testkit::http::client().unwrap();
+    let offer = json!({
+        "offerId": "E", "brandName": "Z", "shortNotes": "1 GB", "country": "US", "roaming": [], "dataGB": 1,
+        "dataUnlimited": false, "durationDays": 7, "enabled": true, "priceType": "FIXED", "productType": "ESIM",
+        "cost": { "currency": "USD", "currencyDivisor": 100, "fixed": 300, "fee": 25 },
+    });
+    let good = "US 1024 MB 7d 3.25 USD";
+    let mut wrong = Vec::new();
+    for (field, value, expected) in rows(include_str!("rows/zendit_offer.txt"), good) {
+        let changed = with(&offer, field, &value);
+        let body = json!({ "list": [changed], "limit": 1024, "offset": 0, "total": 1 });
+        let provider = zendit("200 OK", &body).await;
+        let seen = offered(&provider.products(1).await);
+        if seen != expected {
+            wrong.push(format!("{field} {value}: {seen}, not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let page = |list: Value, total: Value| json!({ "list": list, "total": total });
+    let unreadable = [
+        ("200 OK", page(json!({}), json!(1))),
+        ("200 OK", page(json!(null), json!(1))),
+        ("200 OK", json!({ "list": [] })),
+        ("200 OK", page(json!([]), json!(-1))),
+        (
+            "404 X",
+            json!({ "errorCode": "NOT_FOUND", "message": "why" }),
+        ),
+        ("500 X", page(json!([]), json!(0))),
+    ];
+    for (status, body) in unreadable {
+        let seen = offered(&zendit(status, &body).await.products(1).await);
+        assert_eq!(seen, "unknown", "{body}");
+    }
+    // The number of all entries says whether there is a further page.
+    for (total, next) in [(1024, None), (1025, Some(2)), (0, None)] {
+        let body = page(json!([offer]), json!(total));
+        let listed = zendit("200 OK", &body).await.products(1).await.unwrap();
+        assert_eq!(listed.next, next, "{total}");
+    }
+}
+
 /// The only purchase in a few words, or the trouble.
 fn sold(listed: &Result<ListPage<SoldPurchase>, Trouble>) -> String {
     match listed {
@@ -336,6 +384,17 @@ async fn each_field_of_a_list_of_purchases_is_checked() {
             wrong.push(format!(
                 "esim-access {field} {value}: {seen}, not {expected}"
             ));
+        }
+    }
+    let purchase = json!({
+        "transactionId": "ours", "status": "DONE", "offerId": "E", "cost": 325, "costCurrencyDivisor": 100,
+    });
+    let good = "ours ours 1 E 3.25";
+    for (field, value, expected) in rows(include_str!("rows/zendit_purchase.txt"), good) {
+        let body = json!({ "list": [with(&purchase, field, &value)], "total": 1 });
+        let seen = sold(&zendit("200 OK", &body).await.purchases(span(), 1).await);
+        if seen != expected {
+            wrong.push(format!("zendit {field} {value}: {seen}, not {expected}"));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -41,15 +41,57 @@ struct Case {
     body: Value,
 }
 
-fn cases() -> Vec<Case> {
-    use Operation::{Balance, Callback, Find, GiveBack, Purchase, Search, Status};
-    let case = |provider, name, operation, body| Case {
+fn case(provider: &'static str, name: &'static str, operation: Operation, body: Value) -> Case {
+    Case {
         provider,
         name,
         operation,
         status: "200 OK",
         body,
-    };
+    }
+}
+
+/// The responses of Zendit.
+fn of_zendit() -> Vec<Case> {
+    use Operation::{Balance, Callback, Find, GiveBack, Purchase, Status};
+    let accepted = json!({ "status": "ACCEPTED", "transactionId": OURS });
+    let nothing =
+        json!({ "errorCode": "NOT_FOUND", "message": "not there", "fields": { "a": "b" } });
+    let purchased = json!({
+        "transactionId": OURS, "status": "DONE", "offerId": "P", "createdAt": "2026-12-31T10:00:00Z",
+        "confirmation": {
+            "iccid": "891000000000009125", "smdpAddress": "smdp.example.com", "activationCode": "AB-12",
+        }, "error": { "code": "X", "message": "why" }, "refund": { "status": "FAILED" },
+        "cost": 325, "costCurrencyDivisor": 100,
+    });
+    // It answers both calls of a status: the one for the purchase, and the one for its plans.
+    let plans = json!({
+        "transactionId": "25", "status": "DONE", "firstInstalledAt": "2026-12-31T10:00:00Z", "list": [{
+            "iccid": "8982123456789012345", "startAt": "", "endAt": "2026-12-31T10:00:00Z", "initialDataGB": 5,
+            "remainingDataGB": 2.5, "unlimited": false,
+        }],
+    });
+    let wallet = json!({ "availableBalance": 1050, "currency": "USD", "currencyDivisor": 100 });
+    vec![
+        case("zendit", "purchase", Purchase, accepted),
+        Case {
+            status: "404 X",
+            ..case("zendit", "rejection", Purchase, nothing.clone())
+        },
+        Case {
+            status: "404 X",
+            ..case("zendit", "absence", Find, nothing)
+        },
+        case("zendit", "look-up", Find, purchased.clone()),
+        case("zendit", "callback", Callback, purchased),
+        case("zendit", "status", Status, plans),
+        case("zendit", "give-back", GiveBack, json!({ "status": "DONE" })),
+        case("zendit", "balance", Balance, wallet),
+    ]
+}
+
+fn cases() -> Vec<Case> {
+    use Operation::{Balance, Callback, Find, GiveBack, Purchase, Search, Status};
     let unit = json!({
         "code": "0000", "message": "Success", "products": [{
             "topupId": "25", "optionId": "P", "iccid": "8982123456789012345", "smdp": "smdp.example.com",
@@ -316,7 +358,7 @@ fn is_hidden(character: char) -> bool {
 async fn no_field_is_taken_for_what_it_is_not() {
     testkit::http::client().unwrap(); // This installs the TLS provider.
     let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for case in cases() {
+    for case in cases().into_iter().chain(of_zendit()) {
         let (url, response) = replaying().await;
         let account = || connect(case.provider, &url, "key", "c2VjcmV0LWtleQ==");
         let kept = account();

@@ -334,7 +334,7 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
 pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, LookUpRequest) {
     let purchase = Purchase {
         placement_id,
-        items: vec![("P".into(), 2)],
+        items: vec![("P".into(), 1)],
         send_by: Moment::now() + Duration::from_mins(1),
     };
     let look_up = LookUpRequest {

@@ -15,6 +15,8 @@
 //! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups
 //!   prove no absence. [`hostile_esim_access`] and [`hostile_airalo`] have their responses.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
+//! - [`zendit`]: the provider that knows purchases by our id and sells one unit in each.
+//!   [`hostile_zendit`] has its responses.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -27,6 +29,7 @@ mod fields;
 mod hostile;
 mod hostile_airalo;
 mod hostile_esim_access;
+mod hostile_zendit;
 mod lanes;
 mod operator;
 mod reports;
@@ -35,3 +38,4 @@ mod seller;
 mod support;
 mod unreadable;
 mod upstreams;
+mod zendit;

@@ -141,6 +141,9 @@ impl Bench {
             ("ESIM_ACCESS_CALLBACK_TOKEN", TOKEN),
             ("USIMSA_ACCESS_KEY", ACCESS_KEY),
             ("USIMSA_SECRET_KEY", SECRET_KEY),
+            ("ZENDIT_URL", &url),
+            ("ZENDIT_ACCESS_KEY", ACCESS_KEY),
+            ("ZENDIT_CALLBACK_TOKEN", TOKEN),
         ];
         let settings = testkit::settings::of("provisioner", &database, &more).unwrap();
         let mut config: Config = testkit::settings::parse(&settings);

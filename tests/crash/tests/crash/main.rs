@@ -30,8 +30,8 @@ async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
     walk(&provider, Point::all()).await;
 }
 
-/// The points around the calls to the provider, with the two protocols whose look-ups prove no
-/// absence. The other points do not know which protocol is spoken.
+/// The points around the calls to the provider, with the other protocols. The other points do not
+/// know which protocol is spoken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs binaries with fail points: tests/run crash"]
 async fn whatever_dies_around_a_call_to_another_provider_nothing_is_bought_twice_and_nothing_lost()
@@ -39,6 +39,7 @@ async fn whatever_dies_around_a_call_to_another_provider_nothing_is_bought_twice
     tokio::join!(
         walk("esim-access", Point::all().filter(Walk::concerns_provider)),
         walk("airalo", Point::all().filter(Walk::concerns_provider)),
+        walk("zendit", Point::all().filter(Walk::concerns_provider)),
     );
 }
 

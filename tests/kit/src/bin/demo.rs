@@ -35,8 +35,8 @@ struct Settings {
     base_url: String,
     /// Provider to buy from: `sandbox`, or one whose account is at the sandbox
     ///
-    /// `deploy/local/demo --provider NAME` connects `airalo`, `esim-access`, `usimsa` or `zendit` to the
-    /// sandbox, which speaks the protocols of all three.
+    /// `deploy/local/demo --provider NAME` connects `airalo`, `esim-access`, `usimsa` or `zendit`
+    /// to the sandbox, which speaks the protocols of all of them.
     #[arg(long, default_value = "sandbox")]
     provider: String,
     /// Number of seconds to wait for the webhooks

@@ -402,8 +402,8 @@ async fn zendit(sandbox: &Started, key: &str, path: &str, body: Option<Value>) -
     )
 }
 
-fn buying(id: &str, option: &str) -> Option<Value> {
-    Some(json!({ "offerId": option, "transactionId": id }))
+fn buying(id: &str, option: &str) -> Value {
+    json!({ "offerId": option, "transactionId": id })
 }
 
 /// The fields of a purchase that its documentation has and that do not depend on its state.
@@ -422,7 +422,7 @@ fn purchase_of_zendit() -> Value {
 async fn zendit_answers_as_its_documentation_shows() {
     let sandbox = Started::fresh().await;
     let call = async |path: &str, body| zendit(&sandbox, ACCESS_KEY, path, body).await;
-    let (status, accepted) = call("esim/purchases", buying("t-1", &option("ready"))).await;
+    let (status, accepted) = call("esim/purchases", Some(buying("t-1", &option("ready")))).await;
     assert_eq!(status, 200);
     assert_eq!(
         accepted,
@@ -437,10 +437,14 @@ async fn zendit_answers_as_its_documentation_shows() {
     });
     like(&example, &shown, "purchase");
     // What a second purchase with the same id does is not documented. Here it is sold.
-    call("esim/purchases", buying("t-1", &option("ready"))).await;
+    call("esim/purchases", Some(buying("t-1", &option("ready")))).await;
     assert_eq!(sandbox.bought("t-1").await, (2, 2));
 
-    call("esim/purchases", buying("t-2", &option("never-ready"))).await;
+    call(
+        "esim/purchases",
+        Some(buying("t-2", &option("never-ready"))),
+    )
+    .await;
     let (_, waiting) = call("esim/purchases/t-2", None).await;
     like(&purchase_of_zendit(), &waiting, "waiting");
     assert_eq!(waiting["status"], "IN_PROGRESS");
@@ -471,7 +475,7 @@ async fn zendit_answers_as_its_documentation_shows() {
 async fn zendit_shows_what_became_of_an_esim_and_gives_money_back() {
     let sandbox = Started::fresh().await;
     let call = async |path: &str, body| zendit(&sandbox, ACCESS_KEY, path, body).await;
-    call("esim/purchases", buying("t-1", &option("ready"))).await;
+    call("esim/purchases", Some(buying("t-1", &option("ready")))).await;
     let (_, shown) = call("esim/purchases/t-1", None).await;
     let iccid = shown["confirmation"]["iccid"].as_str().unwrap();
     let (_, plans) = call(&format!("esim/{iccid}/plans"), None).await;
@@ -498,7 +502,7 @@ async fn zendit_shows_what_became_of_an_esim_and_gives_money_back() {
 async fn zendit_refuses_with_its_codes() {
     let sandbox = Started::fresh().await;
     let error = json!({ "errorCode": "NOT_FOUND", "message": "why", "fields": {} });
-    let refused = |option: &str| buying("t-1", option);
+    let refused = |option: &str| Some(buying("t-1", option));
     for (key, path, body, expected) in [
         ("wrong", "balance", None, (401, "NOT_AUTHORIZED")),
         (ACCESS_KEY, "esim/purchases/t-1", None, (404, "NOT_FOUND")),
@@ -536,7 +540,7 @@ async fn zendit_refuses_with_its_codes() {
         &sandbox,
         ACCESS_KEY,
         "esim/purchases",
-        buying("t-2", &option("out-of-stock")),
+        Some(buying("t-2", &option("out-of-stock"))),
     )
     .await;
     assert_eq!(failed["status"], "FAILED");

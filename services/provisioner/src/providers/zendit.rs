@@ -1,0 +1,403 @@
+//! The adapter of Zendit. [`wire`] has the shapes of its messages and reads them, and [`offers`]
+//! its catalogue.
+//!
+//! A purchase buys one eSIM, and its `transactionId` is our id. Zendit asks for it in each purchase
+//! and shows the purchase by it, so a lost answer costs one look-up, and one that finds nothing
+//! proves that there is nothing ([`LookUp::Exact`]). What a second purchase with the same id does
+//! is not documented, so nothing relies on it.
+//!
+//! Purchases are carried out after they are accepted. One that fails later has used up its id and
+//! no money, and its unit fails. Only two answers to a purchase are a rejection: that it has failed
+//! already, and that there is no such offer. A 400 is none, because it is not documented how Zendit
+//! says that an id was used before.
+//!
+//! docs/decisions/0038-zendit.md says where each part of the protocol is known from, and what is a
+//! guess.
+
+mod offers;
+mod wire;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use domain::PlacementId;
+use futures_util::{FutureExt, future::BoxFuture};
+use reqwest::{
+    Method, StatusCode,
+    header::{self, HeaderMap, HeaderValue},
+};
+use serde_json::json;
+
+use self::wire::{PAGE, Purchased, ZenditRefusal, ZenditState};
+use super::{
+    account::{AccountSetting, KnownProvider, ProviderAccount},
+    http::{Call, CallBody, Http, Size, parse},
+    lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
+    price::{self, Terms},
+    provider::{
+        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
+        Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
+    },
+    text::one_line,
+};
+
+const PURCHASES: &str = "/v1/esim/purchases";
+const PURCHASE: &str = "/v1/esim/purchases/{transactionId}";
+const REFUND: &str = "/v1/esim/purchases/{transactionId}/refund";
+const PLANS: &str = "/v1/esim/{iccid}/plans";
+const OFFERS: &str = "/v1/esim/offers";
+const OFFER: &str = "/v1/esim/offers/{offerId}";
+const BALANCE: &str = "/v1/balance";
+
+pub(super) const KNOWN: KnownProvider = KnownProvider {
+    name: "zendit",
+    heading: "Provider `zendit`",
+    settings: &[
+        AccountSetting {
+            variable: "ZENDIT_URL",
+            option: "zendit-url",
+            help: "Base URL of Zendit: scheme and host, without `/v1`",
+        },
+        AccountSetting {
+            variable: "ZENDIT_ACCESS_KEY",
+            option: "zendit-access-key",
+            help: "API key of our account at Zendit. There is one for its test mode and one for \
+                   real purchases",
+        },
+        AccountSetting::callback_token("ZENDIT_CALLBACK_TOKEN", "zendit-callback-token"),
+    ],
+    connect,
+};
+
+fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<ProviderConnection> {
+    // This names the setting if the key cannot be sent in a header.
+    let key = account.header("ACCESS_KEY")?;
+    let mut bearer = HeaderValue::from_bytes(&[b"Bearer ", key.as_bytes()].concat())
+        .context("ZENDIT_ACCESS_KEY cannot be sent in a header")?;
+    bearer.set_sensitive(true);
+    let provider = Zendit {
+        calls: ZenditCalls {
+            http: Http::new(&account.url()?, paced, is_defined)?,
+            bearer,
+        },
+    };
+    Ok(ProviderConnection {
+        provider: Arc::new(provider),
+        callback_token: account.callback_token()?,
+    })
+}
+
+/// The statuses whose bodies the protocol defines, apart from those that mean the same for every
+/// protocol. A 500 has a body, too, but it says nothing certain.
+fn is_defined(status: StatusCode) -> bool {
+    const REFUSALS: [StatusCode; 2] = [StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND];
+    status.is_success() || REFUSALS.contains(&status)
+}
+
+/// An account at Zendit.
+struct Zendit {
+    calls: ZenditCalls,
+}
+
+/// What sends the calls of our account.
+struct ZenditCalls {
+    http: Http,
+    bearer: HeaderValue,
+}
+
+/// A response whose body the protocol defines.
+enum Reply {
+    Done(Vec<u8>),
+    Refused(ZenditRefusal),
+}
+
+/// A call of our account.
+struct Asked<'a> {
+    method: Method,
+    path: &'a str,
+    route: &'static str,
+    query: Option<&'a str>,
+    body: Option<CallBody>,
+    size: Size,
+}
+
+impl<'a> Asked<'a> {
+    fn get(path: &'a str, route: &'static str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            route,
+            query: None,
+            body: None,
+            size: Size::Ordinary,
+        }
+    }
+}
+
+impl ZenditCalls {
+    async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
+        let headers = HeaderMap::from_iter([
+            (header::AUTHORIZATION, self.bearer.clone()),
+            (header::ACCEPT, HeaderValue::from_static("application/json")),
+        ]);
+        let call = Call {
+            method: asked.method,
+            path: asked.path,
+            query: asked.query,
+            route: asked.route,
+            headers,
+            body: asked.body,
+            size: asked.size,
+        };
+        let (status, body) = self.http.call(call).await?;
+        if status.is_success() {
+            return Ok(Reply::Done(body));
+        }
+        // What a proxy sends is no refusal of the protocol, whatever its status.
+        ZenditRefusal::read(status, &body).map(Reply::Refused)
+    }
+
+    /// The body of a response that is not refused.
+    async fn done(&self, asked: Asked<'_>) -> Result<Vec<u8>, Trouble> {
+        match self.call(asked).await? {
+            Reply::Done(body) => Ok(body),
+            Reply::Refused(refusal) => Err(refusal.trouble()),
+        }
+    }
+
+    /// One page of a list.
+    async fn page(&self, path: &'static str, number: u32) -> Result<Vec<u8>, Trouble> {
+        let offset = u64::from(number.saturating_sub(1)) * u64::from(PAGE);
+        let query = format!("_limit={PAGE}&_offset={offset}");
+        let asked = Asked {
+            query: Some(&query),
+            size: Size::List,
+            ..Asked::get(path, path)
+        };
+        self.done(asked).await
+    }
+
+    /// Why a purchase is refused whose option allows less than the offer costs now; `None` if it
+    /// may be sent. Whatever becomes of this call, the purchase was not sent.
+    async fn too_dear(&self, terms: &Terms<'_>) -> Result<Option<String>, Trouble> {
+        let Some(most) = terms.most else {
+            return Ok(None);
+        };
+        let unread = |reason: &str| Trouble::Busy {
+            after: None,
+            reason: format!("the price of the offer cannot be read: {reason}"),
+        };
+        let path = path(OFFER, "{offerId}", terms.product)?;
+        // This call comes in addition to the purchase.
+        self.http.turn().await;
+        let price = match self.call(Asked::get(&path, OFFER)).await {
+            Ok(Reply::Done(body)) => offers::price_of(&body, terms.product),
+            Ok(Reply::Refused(refusal)) if refusal.is_absence() => None,
+            Ok(Reply::Refused(refusal)) => return Err(unread(refusal.trouble().reason())),
+            Err(trouble @ (Trouble::Denied(_) | Trouble::Busy { .. })) => return Err(trouble),
+            Err(trouble) => return Err(unread(trouble.reason())),
+        };
+        Ok(match price {
+            Some(price) if price <= most => None,
+            Some(price) => Some(format!("the price of the option is {price} now")),
+            None => Some("the provider does not sell the offer, or its price is unreadable".into()),
+        })
+    }
+
+    /// Asks for a purchase by our id. `None` if Zendit says that it has none.
+    async fn purchase(&self, id: &str) -> Result<Option<Purchased>, Trouble> {
+        let path = of_purchase(PURCHASE, id)?;
+        let purchased: Purchased = match self.call(Asked::get(&path, PURCHASE)).await? {
+            Reply::Done(body) => parse(&body)?,
+            Reply::Refused(refusal) if refusal.is_absence() => return Ok(None),
+            Reply::Refused(refusal) => return Err(refusal.trouble()),
+        };
+        if purchased.transaction_id != id {
+            return Err(Trouble::Unknown("the response is another purchase".into()));
+        }
+        Ok(Some(purchased))
+    }
+}
+
+/// The path of a call about a purchase.
+fn of_purchase(route: &str, id: &str) -> Result<String, Trouble> {
+    path(route, "{transactionId}", id)
+}
+
+/// The path of a route with an id in it. What has a meaning in a path must not get into one.
+fn path(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if id.bytes().all(is_plain) {
+        Ok(route.replace(name, id))
+    } else {
+        Err(Trouble::NotSent(
+            "an id has characters other than letters, digits, - and _".into(),
+        ))
+    }
+}
+
+impl Zendit {
+    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+        let rejected = |status: &str, message: String| {
+            Ok(PurchaseResponse::Rejected {
+                status: status.into(),
+                message,
+            })
+        };
+        let [(option, 1)] = purchase.items.as_slice() else {
+            return rejected("not-sent", "Zendit sells one eSIM in a purchase".into());
+        };
+        let Ok(terms) = price::terms(option) else {
+            let why = "the price behind @ in the option's id is unreadable";
+            return rejected("not-sent", why.into());
+        };
+        if let Some(why) = self.calls.too_dear(&terms).await? {
+            return rejected("not-sent", why);
+        }
+        // The time is checked after the price was read.
+        if purchase.send_by.has_passed() {
+            return Err(Trouble::NotSent(
+                "its time was over before it could be sent".into(),
+            ));
+        }
+        let ours = purchase.placement_id.to_string();
+        let request = json!({ "offerId": terms.product, "transactionId": ours });
+        let asked = Asked {
+            method: Method::POST,
+            body: Some(CallBody::json(&request)?),
+            ..Asked::get(PURCHASES, PURCHASES)
+        };
+        let accepted: wire::Accepted = match self.calls.call(asked).await? {
+            Reply::Done(body) => parse(&body)?,
+            Reply::Refused(refusal) if refusal.is_absence() => {
+                return rejected(&refusal.code, refusal.message);
+            }
+            Reply::Refused(refusal) => return Err(refusal.trouble()),
+        };
+        if accepted.transaction_id != ours {
+            return Err(Trouble::Unknown("the response is another purchase".into()));
+        }
+        match ZenditState::of(&accepted.status) {
+            ZenditState::Open | ZenditState::Done => {
+                Ok(PurchaseResponse::Bought(BoughtUnits::default()))
+            }
+            ZenditState::Failed => rejected("FAILED", "the purchase has failed".into()),
+            ZenditState::Unknown => Err(Trouble::Unknown(format!(
+                "the purchase is in the state {}, which is not documented",
+                one_line(&accepted.status)
+            ))),
+        }
+    }
+
+    async fn find(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
+        match self.calls.purchase(&placement_id.to_string()).await? {
+            Some(purchased) => Ok(LookUpResponse::Found(vec![purchased.unit()?].into())),
+            None => Ok(LookUpResponse::NotFound),
+        }
+    }
+}
+
+impl Provider for Zendit {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: false,
+            look_up: LookUp::Exact,
+            callbacks: true,
+            cancel: false,
+            give_back: true,
+            usage: true,
+            balance: true,
+            catalogue: true,
+            purchases: true,
+        }
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.calls.http.clock_ahead()
+    }
+
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
+        self.buy(purchase).boxed()
+    }
+
+    fn look_up<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
+        self.find(look_up.placement_id).boxed()
+    }
+
+    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
+        async move {
+            let body = self.calls.done(Asked::get(BALANCE, BALANCE)).await?;
+            parse::<wire::ZenditAccount>(&body)?.balance()
+        }
+        .boxed()
+    }
+
+    fn products(&self, page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
+        async move { offers::listed(&self.calls.page(OFFERS, page).await?, page) }.boxed()
+    }
+
+    /// The form of the filter by time is not public, so all purchases are read, and those of
+    /// another time are left out here.
+    fn purchases(
+        &self,
+        span: PurchasePeriod,
+        page: u32,
+    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
+        async move { wire::sold(&self.calls.page(PURCHASES, page).await?, span, page) }.boxed()
+    }
+
+    /// Two calls: the purchase shows a refund, and the plans show the data that is used.
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let found = self.calls.purchase(esim.unit_id.as_str()).await?;
+            let purchased = found.ok_or_else(|| {
+                Trouble::Unknown("the provider does not know the purchase of the eSIM".into())
+            })?;
+            self.calls.http.turn().await;
+            let path = PLANS.replace("{iccid}", esim.iccid.as_str());
+            let body = self.calls.done(Asked::get(&path, PLANS)).await?;
+            let plans: wire::Plans = parse(&body)?;
+            plans.status(&purchased, &esim.iccid)
+        }
+        .boxed()
+    }
+
+    /// A refund is carried out later, too. Only one that is done is believed at once; a look at the
+    /// eSIM settles all others, because the codes of a refusal are not documented.
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
+        async move {
+            let path = of_purchase(REFUND, esim.unit_id.as_str())?;
+            let asked = Asked {
+                method: Method::POST,
+                ..Asked::get(&path, REFUND)
+            };
+            let refund: wire::Refund = parse(&self.calls.done(asked).await?)?;
+            match ZenditState::of(&refund.status) {
+                ZenditState::Done => Ok(GiveBackResponse::Returned),
+                _ => Err(Trouble::Unknown(format!(
+                    "the refund is {}",
+                    one_line(&refund.status)
+                ))),
+            }
+        }
+        .boxed()
+    }
+
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        price::product(provider_option_id)
+    }
+
+    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        wire::callback(callback.body)
+    }
+}

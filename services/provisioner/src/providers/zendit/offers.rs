@@ -1,0 +1,129 @@
+//! The catalogue of Zendit: its offers, and what one of them costs.
+
+use domain::product::{Cost, Country, Currency, Data, Price, Standard};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::wire::{minor, next};
+use crate::providers::{
+    http::parse,
+    lists::{
+        ListPage, ProductOffer, UnsuitableProduct, name, needs_confirmation_code, number, product,
+        text,
+    },
+    provider::Trouble,
+    text::one_line,
+};
+
+/// Its fields are those of the node-sdk 1.9.0 (March 2026).
+#[derive(Deserialize)]
+struct Offers {
+    list: Vec<Value>,
+    total: u64,
+}
+
+/// Whether the offer is switched on for our account. One that is not cannot be bought, and the
+/// catalogue lists it all the same.
+fn is_enabled(offer: &Value) -> bool {
+    offer.get("enabled") != Some(&Value::Bool(false))
+}
+
+/// Reads a page for an import.
+pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
+    let offers: Offers = parse(body)?;
+    let sold = offers.list.iter().filter(|offer| is_enabled(offer));
+    let entries = sold.map(|offer| ProductOffer {
+        product: product(offer, "offerId"),
+        name: full_name(offer),
+        terms: terms(offer),
+    });
+    Ok(ListPage {
+        entries: entries.collect(),
+        next: next(page, offers.total),
+    })
+}
+
+/// What we pay for this offer; `None` if it is another one, is switched off, or cannot be read.
+pub(super) fn price_of(body: &[u8], id: &str) -> Option<Price> {
+    let offer: Value = serde_json::from_slice(body).ok()?;
+    let is_it = text(&offer, "offerId") == Some(id) && is_enabled(&offer);
+    is_it.then(|| price(&offer)).flatten()
+}
+
+fn full_name(offer: &Value) -> String {
+    let parts = ["brandName", "shortNotes"].map(|field| name(offer, field));
+    one_line(&parts.join(" "))
+}
+
+/// What we pay for an offer: its fixed cost and the fee. It is not documented whether the fee is
+/// part of the fixed cost, so the offer may be taken for dearer than it is, and never for cheaper.
+fn price(offer: &Value) -> Option<Price> {
+    let cost = offer.get("cost")?;
+    let fee = match cost.get("fee") {
+        None | Some(Value::Null) => 0,
+        Some(_) => number(cost, "fee")?,
+    };
+    let amount = number(cost, "fixed")?.checked_add(fee)?;
+    minor(amount, number(cost, "currencyDivisor")?)
+}
+
+/// The destination and the countries of the roaming. A regional offer has the latter only.
+fn countries(offer: &Value) -> Vec<Country> {
+    let roaming = offer.get("roaming").and_then(Value::as_array);
+    let roaming = roaming.into_iter().flatten();
+    let codes = roaming.filter_map(|place| text(place, "country"));
+    let codes = text(offer, "country").into_iter().chain(codes);
+    let mut countries: Vec<Country> = codes.filter_map(|code| code.parse().ok()).collect();
+    countries.sort_unstable();
+    countries.dedup();
+    countries
+}
+
+fn data(offer: &Value) -> Option<Data> {
+    match offer.get("dataUnlimited") {
+        Some(Value::Bool(true)) => return Some(Data::Unlimited),
+        None | Some(Value::Null | Value::Bool(false)) => {}
+        Some(_) => return None,
+    }
+    let megabytes = offer.get("dataGB")?.as_f64()? * 1024.0;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the conversion saturates, and an amount that is no sensible one is refused"
+    )]
+    let megabytes = megabytes.round() as u64;
+    Data::megabytes(megabytes)
+}
+
+fn terms(offer: &Value) -> Result<Standard, UnsuitableProduct> {
+    let unreadable = UnsuitableProduct::Unreadable;
+    product(offer, "offerId").ok_or(unreadable("offerId"))?;
+    if offer.get("enabled") != Some(&Value::Bool(true)) {
+        return Err(unreadable("enabled"));
+    }
+    // An offer with a range of prices needs one in its purchase.
+    if text(offer, "priceType") != Some("FIXED") {
+        return Err(unreadable("priceType"));
+    }
+    if text(offer, "productType") != Some("ESIM") {
+        return Err(unreadable("productType"));
+    }
+    let notes = ["notes", "shortNotes"];
+    if needs_confirmation_code(notes.iter().filter_map(|field| text(offer, field))) {
+        return Err(UnsuitableProduct::ConfirmationCode);
+    }
+    let countries = countries(offer);
+    if countries.is_empty() {
+        return Err(unreadable("country"));
+    }
+    let data = data(offer).ok_or(unreadable("dataGB"))?;
+    let currency = offer.get("cost").and_then(|cost| text(cost, "currency"));
+    let currency: Option<Currency> = currency.and_then(|code| code.parse().ok());
+    let cost = Cost {
+        price: price(offer).ok_or(unreadable("cost"))?,
+        currency: currency.ok_or(unreadable("cost"))?,
+    };
+    let days = number(offer, "durationDays").and_then(|days| days.try_into().ok());
+    days.and_then(|days| Standard::new(countries, data, days, Some(cost)))
+        .ok_or(unreadable("durationDays"))
+}
