@@ -105,7 +105,7 @@ struct Settings {
     #[arg(long, default_value = "7s", value_parser = interval)]
     fault_every: Duration,
     /// Let the provider refuse to sell the same placement twice [default: on for even seeds, off
-    /// for odd ones]
+    /// for odd ones and for zendit]
     #[arg(long, overrides_with = "no_duplicate_detection")]
     duplicate_detection: bool,
     /// Let the provider sell whatever it is asked for, even repeatedly, so that only the pipeline
@@ -165,6 +165,10 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
         .ok_or_else(|| format!("it must be from {least} to {most}"))
 }
 
+/// The provider that is asked again after an exact look-up, and whose stand-in then always sells
+/// again.
+const SELLS_AGAIN: &str = "zendit";
+
 fn provider(text: &str) -> Result<&'static str, String> {
     const NAMES: [&str; 5] = ["airalo", "esim-access", "sandbox", "usimsa", "zendit"];
     let known = NAMES.into_iter().find(|name| *name == text);
@@ -220,13 +224,14 @@ impl Run {
         let seed = settings
             .seed
             .unwrap_or_else(|| u64::from(rand::random::<u32>()));
+        let sells_again = settings.provider == SELLS_AGAIN;
         let length = Duration::from_secs_f64(settings.minutes * 60.0);
         let short = length < Duration::from_mins(10);
         let settle = settings
             .settle
             .unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
         let detects_duplicates = settings.duplicate_detection
-            || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
+            || (!settings.no_duplicate_detection && !sells_again && seed.is_multiple_of(2));
         let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
         let provider = match settings.provider {
             "sandbox" => String::new(),
@@ -328,7 +333,11 @@ async fn carry_out(run: &Run) -> Result<ExitCode> {
     let is_routed = run.load.items.iter().any(|name| orders::is_routed(name));
     ensure!(
         !is_routed || run.terms.provider != "sandbox",
-        "an option of two providers needs --provider airalo, esim-access or zendit"
+        "an option of two providers needs --provider, with the name of a real one"
+    );
+    ensure!(
+        !run.terms.detects_duplicates || run.terms.provider != SELLS_AGAIN,
+        "{SELLS_AGAIN} sells again what it is asked for again; leave --duplicate-detection out"
     );
     let has_faults = !schedule::schedule(&run.terms).is_empty();
     ensure!(

@@ -192,7 +192,10 @@ impl ZenditCalls {
         // This call comes in addition to the purchase.
         self.http.turn().await;
         let price = match self.call(Asked::get(&path, OFFER)).await {
-            Ok(Reply::Done(body)) => offers::price_of(&body, terms.product),
+            Ok(Reply::Done(body)) => {
+                let price = offers::price_of(&body, terms.product);
+                price.map_err(|trouble| unread(trouble.reason()))?
+            }
             Ok(Reply::Refused(refusal)) if refusal.is_absence() => None,
             Ok(Reply::Refused(refusal)) => return Err(unread(refusal.trouble().reason())),
             Err(trouble @ (Trouble::Denied(_) | Trouble::Busy { .. })) => return Err(trouble),
@@ -201,7 +204,7 @@ impl ZenditCalls {
         Ok(match price {
             Some(price) if price <= most => None,
             Some(price) => Some(format!("the price of the option is {price} now")),
-            None => Some("the provider does not sell the offer, or its price is unreadable".into()),
+            None => Some("the provider does not sell the offer at a price that we know".into()),
         })
     }
 
@@ -225,14 +228,16 @@ fn of_purchase(route: &str, id: &str) -> Result<String, Trouble> {
     path(route, "{transactionId}", id)
 }
 
-/// The path of a route with an id in it. What has a meaning in a path must not get into one.
+/// The path of a route with an id in it. What has a meaning in a path must not get into one, such
+/// as a slash, or dots alone.
 fn path(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    if id.bytes().all(is_plain) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if id.bytes().all(is_plain) && !id.starts_with('.') {
         Ok(route.replace(name, id))
     } else {
         Err(Trouble::NotSent(
-            "an id has characters other than letters, digits, - and _".into(),
+            "an id begins with a dot, or has characters other than letters, digits, -, _ and dots"
+                .into(),
         ))
     }
 }

@@ -164,6 +164,49 @@ async fn several_esims_or_options_are_never_sent_as_one_purchase() {
     }
 }
 
+/// The response serves both calls: the offer, and its purchase.
+#[tokio::test]
+async fn only_an_offer_at_a_known_price_is_bought() {
+    testkit::http::client().unwrap();
+    let whole = |from: &str, to: &str| {
+        let whole = format!(
+            r#"{{"offerId":"P","enabled":true,"priceType":"FIXED","cost":{{"currencyDivisor":100,"fixed":300,"fee":25}},"transactionId":"{OURS}","status":"ACCEPTED"}}"#
+        );
+        assert!(whole.contains(from), "{from}");
+        whole.replacen(from, to, 1)
+    };
+    let refused = |code: &str| format!(r#"{{"errorCode":"{code}","message":"why"}}"#);
+    for (status, body, expected) in [
+        ("200 X", whole("", ""), "-"),
+        ("200 X", whole(r#""fee":25"#, r#""fee":0"#), "-"),
+        ("200 X", whole("300", "301"), "rejected not-sent"),
+        (
+            "200 X",
+            whole(r#""fee":25"#, r#""fee":26"#),
+            "rejected not-sent",
+        ),
+        ("200 X", whole("true", "false"), "rejected not-sent"),
+        // Its fixed cost says nothing.
+        ("200 X", whole("FIXED", "RANGE"), "rejected not-sent"),
+        ("200 X", whole("cost", "other"), "rejected not-sent"),
+        ("404 X", refused("NOT_FOUND"), "rejected not-sent"),
+        // What is no answer about the offer says nothing about it. The purchase waits.
+        ("200 X", whole(r#""P""#, r#""Q""#), "busy"),
+        ("200 X", "<html></html>".to_owned(), "busy"),
+        ("200 X", String::new(), "busy"),
+        ("404 X", refused("OTHER"), "busy"),
+        ("500 X", String::new(), "busy"),
+        ("429 X", String::new(), "busy"),
+        ("401 X", refused("NOT_AUTHORIZED"), "denied"),
+    ] {
+        let (mut purchase, _) = asked(OURS.parse().unwrap(), None);
+        purchase.items = vec![("P@3.25".to_owned(), 1)];
+        let provider = provider(status, &body).await;
+        let seen = bought(&provider.purchase(&purchase).await);
+        assert_eq!(seen.trim_end(), expected, "{body}");
+    }
+}
+
 fn esim(unit_id: &str) -> DeliveredEsim {
     DeliveredEsim {
         unit_id: ProviderId::parse(unit_id.to_owned()).unwrap(),

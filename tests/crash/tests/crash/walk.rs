@@ -109,7 +109,7 @@ impl Walk {
             receiver.verify(path, secret.as_str().unwrap_or_default())?;
         }
         Ok(Self {
-            searches: matches!(provider, "airalo" | "esim-access"),
+            searches: matches!(provider, "airalo" | "esim-access" | "usimsa"),
             stack,
             receiver,
             partners: [with_url, without],

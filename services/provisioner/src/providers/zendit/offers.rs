@@ -28,6 +28,11 @@ fn is_enabled(offer: &Value) -> bool {
     offer.get("enabled") != Some(&Value::Bool(false))
 }
 
+/// Whether the offer has one price. One with a range of prices needs a price in its purchase.
+fn is_fixed(offer: &Value) -> bool {
+    text(offer, "priceType") == Some("FIXED")
+}
+
 /// Reads a page for an import.
 pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
     let offers: Offers = parse(body)?;
@@ -43,11 +48,15 @@ pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, T
     })
 }
 
-/// What we pay for this offer; `None` if it is another one, is switched off, or cannot be read.
-pub(super) fn price_of(body: &[u8], id: &str) -> Option<Price> {
-    let offer: Value = serde_json::from_slice(body).ok()?;
-    let is_it = text(&offer, "offerId") == Some(id) && is_enabled(&offer);
-    is_it.then(|| price(&offer)).flatten()
+/// What we pay for this offer; `None` if it cannot be bought at a price that we know, because it is
+/// switched off, has a range of prices, or names none.
+pub(super) fn price_of(body: &[u8], id: &str) -> Result<Option<Price>, Trouble> {
+    let offer: Value = parse(body)?;
+    if text(&offer, "offerId") != Some(id) {
+        return Err(Trouble::Unknown("the response is another offer".into()));
+    }
+    let is_sold = is_enabled(&offer) && is_fixed(&offer);
+    Ok(is_sold.then(|| price(&offer)).flatten())
 }
 
 fn full_name(offer: &Value) -> String {
@@ -101,8 +110,7 @@ fn terms(offer: &Value) -> Result<Standard, UnsuitableProduct> {
     if offer.get("enabled") != Some(&Value::Bool(true)) {
         return Err(unreadable("enabled"));
     }
-    // An offer with a range of prices needs one in its purchase.
-    if text(offer, "priceType") != Some("FIXED") {
+    if !is_fixed(offer) {
         return Err(unreadable("priceType"));
     }
     if text(offer, "productType") != Some("ESIM") {
