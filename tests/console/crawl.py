@@ -138,11 +138,13 @@ class Walk:
         page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         self.wide(page, f"{name} at {NARROWEST[0]} with its forms open")
         looks = scripts and (self.is_new(page) or always)
-        for scheme in SCHEMES:
+        for scheme in SCHEMES if looks or self.folder else SCHEMES[:1]:
             page.emulate_media(color_scheme=scheme)
             for width, height in SIZES:
                 page.set_viewport_size({"width": width, "height": height})
-                self.wide(page, f"{name} at {width}, {scheme}")
+                # Colours change no width.
+                if scheme == SCHEMES[0]:
+                    self.wide(page, f"{name} at {width}")
                 if looks:
                     self.look(page, f"{name} at {width}, {scheme}")
                 # The crawl makes those of what has an address.
