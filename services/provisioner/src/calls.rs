@@ -58,18 +58,24 @@ impl Calls {
         let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
         let purchasing = within((purchase.send_by + self.timeout).monotonic, purchasing);
         let outcome = |response: &PurchaseResponse| match response {
-            PurchaseResponse::Bought(_) => "bought",
-            PurchaseResponse::Rejected { .. } => "rejected",
+            PurchaseResponse::Bought(_) => Some("bought"),
+            PurchaseResponse::Rejected { .. } => Some("rejected"),
+            PurchaseResponse::RefusedHere(_) => None,
         };
         let part = Part::Lane(lane);
         let response = self.measure("purchase", part, purchasing, outcome).await;
         let result = match &response {
-            Ok(_) => PurchaseResult::Responded,
+            Ok(PurchaseResponse::Bought(_) | PurchaseResponse::Rejected { .. }) => {
+                PurchaseResult::Responded
+            }
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
             Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason)) => {
                 PurchaseResult::Unknown(reason)
             }
-            Err(Trouble::Denied(_) | Trouble::Busy { .. }) => PurchaseResult::Inconclusive,
+            Ok(PurchaseResponse::RefusedHere(_))
+            | Err(Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. }) => {
+                PurchaseResult::Inconclusive
+            }
         };
         begun.end(result, Instant::now());
         Some(response)
@@ -132,7 +138,7 @@ impl Calls {
     pub async fn balance(&self) -> Result<Balance, Trouble> {
         self.rate.turn().await;
         let balance = within(self.longest(), self.provider.balance());
-        self.timed("balance", balance, |_| "answered").await
+        self.timed("balance", balance, |_| Some("answered")).await
     }
 
     /// Asks what became of a delivered eSIM. Its turn comes behind the calls of orders. Like
@@ -141,7 +147,7 @@ impl Calls {
         self.rate.turn_behind().await;
         let breaker_version = self.breaker.version_at_begin();
         let status = within(self.longest(), self.provider.status(esim));
-        let response = self.timed("status", status, |_| "answered").await;
+        let response = self.timed("status", status, |_| Some("answered")).await;
         if matches!(response, Ok(_) | Err(Trouble::Busy { .. })) {
             self.breaker.responded_to_probe(breaker_version).await;
         }
@@ -165,29 +171,31 @@ impl Calls {
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
         let giving_back = within((send_by + self.timeout).monotonic, giving_back);
         let given_back = self.timed("give_back", giving_back, |response| match response {
-            GiveBackResponse::Returned => "returned",
-            GiveBackResponse::Refused(_) => "refused",
+            GiveBackResponse::Returned => Some("returned"),
+            GiveBackResponse::Refused(_) => Some("refused"),
         });
         Some(given_back.await)
     }
 
-    /// Awaits a call, and reports its duration and its result to the metrics.
+    /// Awaits a call, and reports its duration and its result to the metrics, unless nothing was
+    /// sent.
     async fn timed<T>(
         &self,
         call: &'static str,
         calling: impl Future<Output = Result<T, Trouble>>,
-        outcome: fn(&T) -> &'static str,
+        outcome: Outcome<T>,
     ) -> Result<T, Trouble> {
         let began = Instant::now();
         let response = calling.await;
-        let outcome = response.as_ref().map_or_else(Trouble::class, outcome);
-        self.metrics.call(
-            &self.name,
-            call,
-            outcome,
-            began.elapsed(),
-            response.is_err(),
-        );
+        if let Some(outcome) = called(&response, outcome) {
+            self.metrics.call(
+                &self.name,
+                call,
+                outcome,
+                began.elapsed(),
+                response.is_err(),
+            );
+        }
         response
     }
 
@@ -197,10 +205,13 @@ impl Calls {
         call: &'static str,
         part: Part<'_>,
         calling: impl Future<Output = Result<T, Trouble>>,
-        outcome: fn(&T) -> &'static str,
+        outcome: Outcome<T>,
     ) -> Result<T, Trouble> {
         let breaker_version = self.breaker.version_at_begin();
         let response = self.timed(call, calling, outcome).await;
+        if called(&response, outcome).is_none() {
+            return response;
+        }
         match &response {
             // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
@@ -222,11 +233,26 @@ impl Calls {
 enum Part<'a> {
     /// The sale of what is in this lane.
     Lane(&'a Arc<str>),
-    /// The look-up of purchases.
+    /// The look-up of one purchase by our id or by that of the provider, at any provider, whether
+    /// or not it proves an absence. Each purchase needs it, so it counts as the sale does.
     LookUp,
-    /// The search for purchases. A provider that responds to ours with an error sells all the same,
-    /// so such a search does not count for the breaker. One without any response does.
+    /// The search for purchases in a list. A provider that responds to ours with an error sells all
+    /// the same, so such a search does not count for the breaker. One without any response does.
     Search,
+}
+
+/// How a definite response is named in the metrics; `None` if the adapter has given it before it
+/// sent anything.
+type Outcome<T> = fn(&T) -> Option<&'static str>;
+
+/// How the metrics name what a call ended with; `None` if nothing was sent, so that it says nothing
+/// about the provider.
+fn called<T>(response: &Result<T, Trouble>, outcome: Outcome<T>) -> Option<&'static str> {
+    match response {
+        Ok(response) => outcome(response),
+        Err(Trouble::Waiting { .. }) => None,
+        Err(trouble) => Some(trouble.class()),
+    }
 }
 
 /// Awaits an operation until `end`. If it is given up, nobody knows its outcome, as with a call
@@ -242,10 +268,14 @@ async fn within<T>(
     })
 }
 
-fn found(response: &LookUpResponse) -> &'static str {
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "it is passed where another outcome may be that nothing was sent"
+)]
+fn found(response: &LookUpResponse) -> Option<&'static str> {
     match response {
-        LookUpResponse::Found(_) => "found",
-        LookUpResponse::NotFound => "not_found",
+        LookUpResponse::Found(_) => Some("found"),
+        LookUpResponse::NotFound => Some("not_found"),
     }
 }
 
@@ -261,6 +291,47 @@ mod tests {
 
     use super::*;
     use crate::providers::{Capabilities, ProviderId};
+
+    /// A provider that responds to purchases and look-ups as it is told.
+    struct Scripted {
+        look_up: LookUp,
+        bought: fn() -> Result<PurchaseResponse, Trouble>,
+        found: fn() -> Result<LookUpResponse, Trouble>,
+    }
+
+    impl Provider for Scripted {
+        fn purchase<'a>(
+            &'a self,
+            _: &'a Purchase,
+        ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
+            Box::pin(std::future::ready((self.bought)()))
+        }
+
+        fn look_up<'a>(
+            &'a self,
+            _: &'a LookUpRequest,
+        ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
+            Box::pin(std::future::ready((self.found)()))
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities {
+                purchase_key: false,
+                look_up: self.look_up,
+                callbacks: false,
+                cancel: false,
+                give_back: false,
+                usage: false,
+                balance: false,
+                catalogue: false,
+                purchases: false,
+            }
+        }
+
+        fn clock_ahead(&self) -> Option<i64> {
+            None
+        }
+    }
 
     /// A provider that must not be called.
     struct Untouched;
@@ -289,8 +360,10 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
+    /// The number of failures after which the breaker opens, and no provider counts as healthy.
+    const FAILURES: u32 = 3;
+
+    fn calls_of(provider: impl Provider) -> Calls {
         let name = "test".to_owned();
         let metrics = Metrics::default();
         let limiters = Arc::new(LaneLimiters::new(name.clone(), 4, Instant::now()));
@@ -306,7 +379,7 @@ mod tests {
         .open("test")
         .unwrap();
         let limits = BreakerLimits {
-            failures: 3,
+            failures: FAILURES,
             open: Duration::from_secs(10),
             open_most: Duration::from_mins(1),
         };
@@ -317,38 +390,20 @@ mod tests {
             Arc::clone(&limiters),
             metrics.clone(),
         );
-        let calls = Calls {
-            name: name.clone(),
-            provider: Arc::new(Untouched),
+        Calls {
+            name,
+            provider: Arc::new(provider),
             rate: Arc::new(Rate::new(0, "replica".into())),
             breaker,
             limiters,
             metrics,
             timeout: Duration::from_secs(10),
-        };
-        let send_by = Moment::now();
-        let later = send_by + Duration::from_mins(1);
-        // The machine was suspended after the claim: only its wall clock has gone on.
-        let suspended = Moment {
-            wall: send_by.wall,
-            ..later
-        };
-        for send_by in [send_by, suspended] {
-            let purchase = Purchase {
-                placement_id: PlacementId::new(),
-                items: vec![("option".into(), 1)],
-                send_by,
-            };
-            assert!(calls.purchase(&"lane".into(), &purchase).await.is_none());
         }
-        let esim = DeliveredEsim {
-            unit_id: ProviderId::parse("1".to_owned()).unwrap(),
-            iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
-        };
-        // The state of the breaker is not known yet, so it is not closed.
-        assert!(calls.give_back(&esim, later).await.is_none());
-        calls.breaker.update(ProviderBreaker {
-            name,
+    }
+
+    fn closed() -> ProviderBreaker {
+        ProviderBreaker {
+            name: "test".to_owned(),
             state: BreakerState::Closed,
             open_until: None,
             reason: None,
@@ -359,7 +414,107 @@ mod tests {
             denied: false,
             balance: None,
             balance_at: None,
-        });
+        }
+    }
+
+    fn purchase(send_by: Moment) -> Purchase {
+        Purchase {
+            placement_id: PlacementId::new(),
+            items: vec![("option".into(), 1)],
+            send_by,
+        }
+    }
+
+    /// What is said before anything is sent neither ends the failures in a row, as a response would
+    /// do, nor makes its lane one that responds.
+    #[tokio::test]
+    async fn what_is_said_before_anything_is_sent_says_nothing_about_the_provider() {
+        let lane: Arc<str> = "lane".into();
+        let other: Arc<str> = "other".into();
+        let send_by = Moment::now() + Duration::from_mins(1);
+        let said: [fn() -> Result<PurchaseResponse, Trouble>; 2] = [
+            || {
+                Err(Trouble::Waiting {
+                    after: Duration::from_secs(21),
+                    reason: "a token was asked for a moment ago".into(),
+                })
+            },
+            || Ok(PurchaseResponse::RefusedHere("the price has risen".into())),
+        ];
+        for bought in said {
+            let calls = calls_of(Scripted {
+                look_up: LookUp::Search,
+                bought,
+                found: || Ok(LookUpResponse::NotFound),
+            });
+            calls.breaker.update(closed());
+            let version = calls.breaker.version_at_begin();
+            let silent = Trouble::NoResponse("timed out".into());
+            for _ in 0..FAILURES {
+                calls.breaker.failed(version, Some(&other), &silent).await;
+            }
+            let untested = calls.limiters.state(&lane, Instant::now()).permits;
+            assert!(calls.purchase(&lane, &purchase(send_by)).await.is_some());
+            assert!(!calls.breaker.is_healthy());
+            let state = calls.limiters.state(&lane, Instant::now());
+            assert_eq!((state.permits, state.is_shared), (untested, false));
+        }
+    }
+
+    /// An error of a search says nothing about the sale. That of a look-up by an id does, also
+    /// where such a look-up proves no absence.
+    #[tokio::test]
+    async fn only_an_error_of_a_search_does_not_count() {
+        let unreadable = || Err(Trouble::Unknown("the response is unreadable".into()));
+        let silent = || Err(Trouble::NoResponse("timed out".into()));
+        let rows: [(LookUp, fn() -> Result<LookUpResponse, Trouble>, bool); 4] = [
+            (LookUp::Search, unreadable, true),
+            (LookUp::Search, silent, false),
+            (LookUp::ById, unreadable, false),
+            (LookUp::Exact, unreadable, false),
+        ];
+        for (look_up, found, is_healthy) in rows {
+            let calls = calls_of(Scripted {
+                look_up,
+                bought: || Ok(PurchaseResponse::RefusedHere(String::new())),
+                found,
+            });
+            calls.breaker.update(closed());
+            let request = LookUpRequest {
+                placement_id: PlacementId::new(),
+                reference: None,
+                attempt_age: Duration::ZERO,
+                arrives_within: Duration::from_mins(1),
+            };
+            for _ in 0..FAILURES {
+                let looked_up = calls.look_up(&"lane".into(), &request, true).await;
+                assert!(looked_up.is_err());
+            }
+            assert_eq!(calls.breaker.is_healthy(), is_healthy, "{look_up:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
+        let calls = calls_of(Untouched);
+        let send_by = Moment::now();
+        let later = send_by + Duration::from_mins(1);
+        // The machine was suspended after the claim: only its wall clock has gone on.
+        let suspended = Moment {
+            wall: send_by.wall,
+            ..later
+        };
+        for send_by in [send_by, suspended] {
+            let purchase = purchase(send_by);
+            assert!(calls.purchase(&"lane".into(), &purchase).await.is_none());
+        }
+        let esim = DeliveredEsim {
+            unit_id: ProviderId::parse("1".to_owned()).unwrap(),
+            iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
+        };
+        // The state of the breaker is not known yet, so it is not closed.
+        assert!(calls.give_back(&esim, later).await.is_none());
+        calls.breaker.update(closed());
         for send_by in [send_by, suspended] {
             assert!(calls.give_back(&esim, send_by).await.is_none());
         }

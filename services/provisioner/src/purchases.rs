@@ -75,6 +75,8 @@ const ONE_TRACE: Duration = Duration::from_mins(5);
 /// The maximum number of outcomes of one provider that may wait to be recorded while the database
 /// is slow or away. If there are as many, permits are kept and buying stops.
 pub const UNRECORDED: usize = 1024;
+/// The status of a purchase that was refused before it was sent.
+const REFUSED_HERE: &str = "not-sent";
 /// If a call takes at least this long, the wait for its permit counts as the provider's time, too.
 const SLOW_CALL: Duration = Duration::from_millis(100);
 
@@ -299,29 +301,45 @@ impl ProviderContext {
             }
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 let _room = self.release_once_recordable(permit).await;
-                tracing::info!(
-                    placement.id = %claimed.placement_id,
-                    order.id = %claimed.order_id,
-                    status,
-                    message,
-                    "the provider rejected the purchase"
-                );
-                // The rejection is recorded before the verdict is sent, because ingress answers 422
-                // on the strength of what is stored. A placement that has gone to another provider
-                // is not decided yet, so it gets its verdict there.
-                let settled = self
-                    .settle(claimed, AttemptOutcome::Rejected { status, message })
+                self.reject(claimed, status, message, provider_time).await;
+            }
+            Ok(PurchaseResponse::RefusedHere(message)) => {
+                let _room = self.release_once_recordable(permit).await;
+                self.reject(claimed, REFUSED_HERE.to_owned(), message, provider_time)
                     .await;
-                if settled.moved && settled.rerouted.is_none() {
-                    self.reporter
-                        .verdict(claimed, Verdict::Rejected, provider_time);
-                }
             }
             Err(trouble) => {
                 let _room = self.release_once_recordable(permit).await;
                 self.settle_without_purchase(claimed, trouble, provider_time)
                     .await;
             }
+        }
+    }
+
+    /// Settles a purchase that the provider, or its adapter, refuses for good.
+    async fn reject(
+        &self,
+        claimed: &ClaimedPlacement,
+        status: String,
+        message: String,
+        provider_time: Duration,
+    ) {
+        tracing::info!(
+            placement.id = %claimed.placement_id,
+            order.id = %claimed.order_id,
+            status,
+            message,
+            "the purchase is rejected"
+        );
+        // The rejection is recorded before the verdict is sent, because ingress answers 422 on the
+        // strength of what is stored. A placement that has gone to another provider is not decided
+        // yet, so it gets its verdict there.
+        let settled = self
+            .settle(claimed, AttemptOutcome::Rejected { status, message })
+            .await;
+        if settled.moved && settled.rerouted.is_none() {
+            self.reporter
+                .verdict(claimed, Verdict::Rejected, provider_time);
         }
     }
 
@@ -369,7 +387,8 @@ impl ProviderContext {
             Trouble::Unknown(_)
             | Trouble::NoResponse(_)
             | Trouble::Denied(_)
-            | Trouble::Busy { .. } => Verdict::UnderWay,
+            | Trouble::Busy { .. }
+            | Trouble::Waiting { .. } => Verdict::UnderWay,
         };
         let outcome = match trouble {
             Trouble::Unknown(_) | Trouble::NoResponse(_) => AttemptOutcome::Unknown {
@@ -378,12 +397,13 @@ impl ProviderContext {
             },
             // These attempts certainly bought nothing, so they are repeated without limit, until
             // the provider accepts one or an operator acts.
-            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => {
-                AttemptOutcome::NotBought {
-                    retry_in: placement::next_attempt(claimed.attempt).max(wait),
-                    reason,
-                }
-            }
+            Trouble::NotSent(_)
+            | Trouble::Denied(_)
+            | Trouble::Busy { .. }
+            | Trouble::Waiting { .. } => AttemptOutcome::NotBought {
+                retry_in: placement::next_attempt(claimed.attempt).max(wait),
+                reason,
+            },
         };
         // The outcome is recorded before the verdict is sent, because ingress may answer 422 only
         // if the record says that nothing was sent.
@@ -437,6 +457,8 @@ impl ProviderContext {
                     }
                 }
             }
+            // Nothing was asked, so nothing is recorded. The lease of the row ends after the wait.
+            Err(Trouble::Waiting { .. }) => return,
             Err(trouble) => {
                 let reason = Reason::with(ReasonCode::OutcomeUnknown, trouble.reason());
                 if claimed.attempt_age >= self.park_after && self.is_lasting(claimed, &trouble) {
@@ -453,7 +475,7 @@ impl ProviderContext {
 
     /// Whether a look-up that finds no purchase says nothing for certain at this provider.
     fn cannot_prove_absence(&self) -> bool {
-        self.calls.provider.capabilities().look_up == LookUp::Search
+        self.calls.provider.capabilities().look_up != LookUp::Exact
     }
 
     /// The outcome of a search that found no purchase. The purchase may exist all the same, so
@@ -494,6 +516,8 @@ impl ProviderContext {
                 )
                 .await;
             }
+            // As for a look-up.
+            Err(Trouble::Waiting { .. }) => {}
             Err(trouble) => {
                 let since_purchase = claimed.placed_age.unwrap_or_default();
                 if since_purchase >= self.park_after && self.is_lasting(claimed, &trouble) {

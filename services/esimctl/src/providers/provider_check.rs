@@ -131,6 +131,7 @@ async fn balance(provider: &dyn Provider) -> anyhow::Result<Option<Balance>> {
 fn meaning(capabilities: Capabilities) -> &'static str {
     match capabilities.look_up {
         LookUp::Exact => "exact: what is not found is bought again",
+        LookUp::ById => "by our id: what is not found is parked and never bought again",
         LookUp::Search => "a search: what is not found is parked and never bought again",
     }
 }
@@ -142,6 +143,7 @@ pub fn describe(trouble: &Trouble) -> String {
         Trouble::Denied(_) => format!("our account is denied; check its keys: {reason}"),
         Trouble::NotSent(_) => format!("the provider is not reached; check its URL: {reason}"),
         Trouble::Busy { .. } => format!("the provider is busy; try again later: {reason}"),
+        Trouble::Waiting { .. } => format!("nothing was sent; try again later: {reason}"),
         Trouble::Unknown(_) => format!("the response is not understood: {reason}"),
         Trouble::NoResponse(_) => format!("no whole response came: {reason}"),
     }

@@ -161,7 +161,9 @@ impl Reader {
             self.turn(connection).await?;
             match page(&*self.provider, number).await {
                 Ok(listed) => return Ok(listed),
-                Err(trouble @ Trouble::Busy { .. }) if attempt < TRIES => {
+                Err(trouble @ (Trouble::Busy { .. } | Trouble::Waiting { .. }))
+                    if attempt < TRIES =>
+                {
                     let asked = trouble.after(LONGEST_WAIT);
                     sleep(if asked.is_zero() { WAIT } else { asked }).await;
                 }

@@ -458,20 +458,15 @@ impl Airalo {
     }
 
     async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let rejected = |message: String| {
-            Ok(PurchaseResponse::Rejected {
-                status: "not-sent".into(),
-                message,
-            })
-        };
+        let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
         let [(option, quantity)] = purchase.items.as_slice() else {
-            return rejected("Airalo sells one option in a purchase".into());
+            return refused("Airalo sells one option in a purchase".into());
         };
         let Ok(terms) = price::terms(option) else {
-            return rejected("the price behind @ in the option's id is unreadable".into());
+            return refused("the price behind @ in the option's id is unreadable".into());
         };
         if let Some(why) = self.too_dear(&terms, purchase.send_by).await? {
-            return rejected(why);
+            return refused(why);
         }
         // The time is checked after the token was got, because that may take a call of its own.
         let token = self.calls.tokens.get(&self.calls.http).await?;

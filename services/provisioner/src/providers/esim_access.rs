@@ -227,10 +227,9 @@ impl Provider for EsimAccess {
     ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
         async move {
             let Ok(request) = order(purchase) else {
-                return Ok(PurchaseResponse::Rejected {
-                    status: "price".into(),
-                    message: "the price behind @ in the option's id is unreadable".into(),
-                });
+                return Ok(PurchaseResponse::RefusedHere(
+                    "the price behind @ in the option's id is unreadable".into(),
+                ));
             };
             match self.client.call(ORDER, &request).await? {
                 Reply::Done(ordered) => {

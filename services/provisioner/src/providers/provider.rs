@@ -89,10 +89,12 @@ pub struct Capabilities {
 pub enum LookUp {
     /// The provider knows purchases by our id. If it says that there is none, there is none.
     Exact,
+    /// The provider knows purchases by our id, but nobody knows how it says that it has none. So
+    /// nothing is ever bought again because of what it says.
+    ById,
     /// The adapter searches a list of purchases and checks each hit again. A purchase that is found
     /// is certain. One that is not found may still exist, for example on a page that moved while it
-    /// was read, so nothing is ever bought again on the strength of such a search. The same holds
-    /// for a provider that knows purchases by our id, if nobody knows how it says that it has none.
+    /// was read, so nothing is ever bought again on the strength of such a search.
     Search,
 }
 
@@ -168,6 +170,9 @@ pub enum PurchaseResponse {
         /// The provider's message: one short line without control and format characters.
         message: String,
     },
+    /// The adapter refuses for good, before it sends the purchase, for example because the price
+    /// has risen. The order ends as with `Rejected`, but it says nothing about the provider.
+    RefusedHere(String),
 }
 
 /// A definite response to a look-up by our id.
@@ -177,8 +182,8 @@ pub enum LookUpResponse {
     Found(BoughtUnits),
     /// The provider states that there is no such purchase, in a form that no proxy could have sent.
     /// If this is wrong, something may be bought twice. So a 404 without the body that the protocol
-    /// defines is [`Trouble::Unknown`]. With [`LookUp::Search`] it only means that the search has
-    /// found nothing.
+    /// defines is [`Trouble::Unknown`]. Without [`LookUp::Exact`] it only means that nothing was
+    /// found.
     NotFound,
 }
 
@@ -196,6 +201,10 @@ pub enum Trouble {
         after: Option<Duration>,
         reason: String,
     },
+    /// The adapter waits by itself before it asks the provider again, for example because a token
+    /// was asked for a moment ago. Nothing was sent, so it says nothing about the provider or a
+    /// lane.
+    Waiting { after: Duration, reason: String },
     /// The provider certainly never received the request.
     NotSent(String),
     /// The outcome is unknown: the request may have been carried out.
@@ -211,6 +220,7 @@ impl Trouble {
         match self {
             Self::Denied(reason)
             | Self::Busy { reason, .. }
+            | Self::Waiting { reason, .. }
             | Self::NotSent(reason)
             | Self::Unknown(reason)
             | Self::NoResponse(reason) => reason,
@@ -222,7 +232,7 @@ impl Trouble {
         let code = match self {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
-            Self::NotSent(_) => ReasonCode::NotSent,
+            Self::NotSent(_) | Self::Waiting { .. } => ReasonCode::NotSent,
             Self::Unknown(_) | Self::NoResponse(_) => ReasonCode::OutcomeUnknown,
         };
         Reason::with(code, self.reason())
@@ -233,12 +243,13 @@ impl Trouble {
         self.into()
     }
 
-    /// The wait that the provider asks for, at most `most`; zero if none.
+    /// The wait that the provider asks for, or the adapter, at most `most`; zero if none.
     pub fn after(&self, most: Duration) -> Duration {
         match self {
             Self::Busy {
                 after: Some(after), ..
-            } => (*after).min(most),
+            }
+            | Self::Waiting { after, .. } => (*after).min(most),
             _ => Duration::ZERO,
         }
     }

@@ -381,7 +381,7 @@ impl Provider for Usimsa {
             look_up: if is_sandbox {
                 LookUp::Exact
             } else {
-                LookUp::Search
+                LookUp::ById
             },
             callbacks: true,
             cancel: true,

@@ -77,7 +77,7 @@ impl ProviderContext {
     /// enough, and other calls to the provider succeed. A provider that is busy or fails as a whole
     /// says nothing about a single placement.
     pub(crate) fn is_lasting(&self, claimed: &ClaimedPlacement, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. })
+        !matches!(trouble, Trouble::Busy { .. } | Trouble::Waiting { .. })
             && claimed.unknowns + 1 >= LASTING
             && self.calls.breaker.is_healthy()
     }

@@ -174,6 +174,15 @@ async fn wrong_keys_open_the_breaker() {
     for provider in UPSTREAMS {
         let id = bench.accept_at(provider, &["ready"]).await;
         bench.until_breaker(provider, "open").await;
+        // The probe is denied again, or does not even ask for a token, because one was asked for a
+        // moment ago. Neither is a response that closes the breaker.
+        let waits = |stored: &Stored| stored.state == "accepted" && stored.due;
+        let denied = bench.until(id, waits).await.attempt;
+        bench.due_now(id).await;
+        bench.half_open(provider).await;
+        let probed = |stored: &Stored| stored.attempt > denied && waits(stored);
+        bench.until(id, probed).await;
+        assert_eq!(bench.breaker(provider).await.0, "open", "{provider}");
         assert_eq!(bench.sandbox.bought(id).await, (0, 0));
     }
 }

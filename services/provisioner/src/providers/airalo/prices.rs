@@ -131,8 +131,8 @@ impl Prices {
         let tried_at = lock(&self.state).tried_at;
         let pause = tried_at.and_then(|at| PAUSE.checked_sub(at.elapsed()));
         if let Some(after) = pause {
-            return Err(Trouble::Busy {
-                after: Some(after),
+            return Err(Trouble::Waiting {
+                after,
                 reason: "the provider's prices could not be read a moment ago".into(),
             });
         }
@@ -161,15 +161,16 @@ impl Prices {
     }
 }
 
-/// Whatever became of the calls for the list, the purchase was not sent.
+/// Whatever became of the calls for the list, the purchase was not sent. A list that was sent and
+/// cannot be read shows that the provider is there, so the purchase waits for a better one.
 fn unread(trouble: Trouble) -> Trouble {
+    let told = |reason: &str| format!("the provider's prices cannot be read: {reason}");
     match trouble {
-        Trouble::Denied(_) | Trouble::Busy { .. } => trouble,
-        Trouble::NotSent(reason) | Trouble::Unknown(reason) | Trouble::NoResponse(reason) => {
-            Trouble::Busy {
-                after: Some(PAUSE),
-                reason: format!("the provider's prices cannot be read: {reason}"),
-            }
-        }
+        Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. } => trouble,
+        Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
+        Trouble::Unknown(reason) => Trouble::Waiting {
+            after: PAUSE,
+            reason: told(&reason),
+        },
     }
 }

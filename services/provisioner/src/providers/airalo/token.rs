@@ -88,8 +88,8 @@ impl Tokens {
             .asked
             .and_then(|asked| PAUSE.checked_sub(now.saturating_duration_since(asked)));
         if let Some(after) = pause {
-            return Err(Trouble::Busy {
-                after: Some(after),
+            return Err(Trouble::Waiting {
+                after,
                 reason: "a token was asked for a moment ago; the provider allows few".into(),
             });
         }
