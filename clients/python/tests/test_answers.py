@@ -3,6 +3,7 @@ believes only what is an answer of the service. And it ends in time."""
 
 import asyncio
 import json
+import os
 import threading
 import time
 import zlib
@@ -37,6 +38,8 @@ KEYS = ("ak_example", "c2VjcmV0LWtleQ==")
 #: A call has at most four requests with an order, each with look-ups, and no wait.
 WAITS = Waits(first=(0, 0, 0), then=1000, on_its_way=0)
 PATIENCE = 100.0
+#: How many scripts of answers are made up. Each call prepares TLS anew, which costs far more than the answers.
+EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
 REFUSAL = {"errors": ["eSIM Request failed"]}
 LOOKED_UP: Any = (stored() or (0, "", None))[2]
 CANCELLED: Any = (stored(state="cancelled") or (0, "", None))[2]
@@ -177,7 +180,7 @@ NO_LIST = b'{"error":""}'
 
 
 @pytest.mark.parametrize("kind", [Partner, AsyncPartner])
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(script=st.lists(answers(), min_size=1, max_size=8))
 # A 422 with a code whose errors are no list is not the service's, and refuses nothing.
 @example(script=[Raw(b"422", NO_LIST, b"HTTP/1.1 422 OK\r\nX-Service-Error: provider_rejected\r\n\r\n" + NO_LIST)])
@@ -211,7 +214,7 @@ def test_only_documented_errors_and_only_what_is_an_answer_is_believed(kind: typ
         assert any(one.text.startswith(b"HTTP/1.") and b"X-Service-Error:" in one.text for one in sent), sent
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(script=st.lists(answers(), min_size=1, max_size=4))
 def test_look_ups_and_lists_raise_only_documented_errors(script: list[Raw]) -> None:
     for read in (
