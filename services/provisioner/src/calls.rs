@@ -465,10 +465,11 @@ mod tests {
     /// where such a look-up proves no absence.
     #[tokio::test]
     async fn only_an_error_of_a_search_does_not_count() {
+        type Found = fn() -> Result<LookUpResponse, Trouble>;
         let unreadable = || Err(Trouble::Unknown("the response is unreadable".into()));
         let silent = || Err(Trouble::NoResponse("timed out".into()));
-        let rows: [(LookUp, fn() -> Result<LookUpResponse, Trouble>, bool); 4] = [
-            (LookUp::Search, unreadable, true),
+        let rows = [
+            (LookUp::Search, unreadable as Found, true),
             (LookUp::Search, silent, false),
             (LookUp::ById, unreadable, false),
             (LookUp::Exact, unreadable, false),

@@ -172,7 +172,7 @@ mod tests {
             } = capabilities(&known);
             let look_up = match look_up {
                 LookUp::Exact => "exact",
-                LookUp::Search => "proves no absence",
+                LookUp::ById | LookUp::Search => "proves no absence",
             };
             [
                 ("", known.name.to_owned()),
