@@ -128,6 +128,8 @@ pub struct Terms {
     pub loses_packets: bool,
     /// The provider that the sandbox plays.
     pub provider: &'static str,
+    /// How long each call to it takes, unless a fault makes it slower.
+    pub provider_latency: Duration,
     /// Only faults are planned whose kind has one of these texts in its name; any if there is none.
     pub only: Vec<String>,
 }

@@ -3,7 +3,7 @@
 //! no fault may make another process end.
 
 use crate::book::lock;
-use crate::fault::{Fault, Planned, Target};
+use crate::fault::{Fault, Planned, Target, Terms, in_millis};
 use crate::packets::{self, Dropped};
 use crate::preload::{Spoiled, Spoiling};
 use crate::servers::{Nats, Postgres};
@@ -77,6 +77,8 @@ pub struct Victims {
     /// The stream of jobs, whose leader is the leader of NATS.
     stream: String,
     pub(crate) sandbox_url: String,
+    /// How long each call to the provider takes, unless a fault makes it slower.
+    latency: Duration,
     database_url: String,
     /// The ports of the database, of NATS and of the sandbox.
     ports: Vec<u16>,
@@ -99,7 +101,7 @@ impl Victims {
         names: NameServer,
         tls: Tls,
         epoch: Instant,
-        is_asynchronous: bool,
+        terms: &Terms,
     ) -> Result<Self> {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
@@ -128,7 +130,8 @@ impl Victims {
             happened: Plain::default(),
             troubles: Plain::default(),
             unfenced: AtomicUsize::new(0),
-            is_asynchronous,
+            latency: terms.provider_latency,
+            is_asynchronous: terms.is_asynchronous,
         })
     }
 
@@ -215,6 +218,14 @@ impl Victims {
         self.provider(&json!({})).await
     }
 
+    /// Makes the provider as slow as it should be, because a new process of it is not.
+    async fn delay(&self, target: Target) -> Result<()> {
+        if self.latency.is_zero() || target != Target::Process(Stage::Sandbox, 0) {
+            return Ok(());
+        }
+        self.lift().await
+    }
+
     fn trouble(&self, text: &str) {
         lock(&self.troubles).push(text.to_owned());
     }
@@ -239,9 +250,12 @@ impl Victims {
                     let met = dropped.lift().await?;
                     killed?;
                     process.spawn()?;
+                    self.delay(planned.target).await?;
                     return Ok(Some(met).into());
                 }
-                Ok(befall(&mut process, planned).await?.into())
+                let undone = befall(&mut process, planned).await?;
+                self.delay(planned.target).await?;
+                Ok(undone.into())
             }
             Target::Postgres => self.befall_postgres(planned).await,
             Target::Nats => {
@@ -285,8 +299,11 @@ impl Victims {
 
     async fn provider(&self, faults: &Value) -> Result<()> {
         let url = format!("{}/faults", self.sandbox_url);
+        let mut faults = faults.clone();
+        let slower = faults["latency_ms"].as_u64();
+        faults["latency_ms"] = json!(slower.unwrap_or_default().max(in_millis(self.latency)));
         // A sandbox that was started a moment ago may not listen yet.
-        let set = async || match self.http.put(&url).json(faults).send().await {
+        let set = async || match self.http.put(&url).json(&faults).send().await {
             Ok(answer) if answer.status().is_success() => Ok(Some(())),
             Ok(answer) => anyhow::bail!("PUT /faults: {}", answer.status()),
             Err(_) => Ok(None),

@@ -84,6 +84,7 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too
   tests/faults/run --cluster --asynchronous          … and so are the last commits of each primary
   tests/faults/run --provider airalo                 the protocol of another provider
+  tests/faults/run --provider-latency 1s             calls as slow as a real provider's
   tests/faults/run --items refused,slow --only 'provisioner killed'   one thing, again and again"
 )]
 #[expect(
@@ -134,6 +135,11 @@ struct Settings {
     /// answer and is not found is parked.
     #[arg(long, default_value = "sandbox", value_parser = provider)]
     provider: &'static str,
+    /// Let each call to the provider take this long, at most 1500ms, as with a real provider
+    ///
+    /// The provisioners of a run wait 2s for a response.
+    #[arg(long, default_value = "0s", value_parser = latency)]
+    provider_latency: Duration,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
@@ -194,6 +200,13 @@ fn setting(text: &str) -> Result<Setting, String> {
         name: name.into(),
         value: value.into(),
     })
+}
+
+fn latency(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    (duration <= Duration::from_millis(1_500))
+        .then_some(duration)
+        .ok_or_else(|| "it must be at most 1500ms".into())
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -267,6 +280,7 @@ impl Run {
                 is_fenced: !settings.without_fence,
                 loses_packets: settings.lose_packets,
                 provider: settings.provider,
+                provider_latency: settings.provider_latency,
                 only: settings.only.clone(),
             },
             load: Load {
@@ -289,9 +303,20 @@ fn provoking(settings: &Settings) -> String {
     let items = (!settings.items.is_empty()).then(|| settings.items.join(","));
     let items = items.map(|items| format!(" --items {items}"));
     let at_once = (settings.at_once > 1).then(|| format!(" --at-once {}", settings.at_once));
+    let latency = settings.provider_latency;
+    let latency = (!latency.is_zero()).then(|| {
+        format!(
+            " --provider-latency {}",
+            humantime::format_duration(latency)
+        )
+    });
     let set = settings.set.iter();
     let set = set.map(|one| format!(" --set {}:{}={}", one.stage.name(), one.name, one.value));
-    only.chain(items).chain(at_once).chain(set).collect()
+    only.chain(items)
+        .chain(at_once)
+        .chain(latency)
+        .chain(set)
+        .collect()
 }
 
 fn main() -> ExitCode {

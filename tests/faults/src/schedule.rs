@@ -77,6 +77,7 @@ mod tests {
             is_fenced: true,
             loses_packets: false,
             provider: "sandbox",
+            provider_latency: Duration::ZERO,
             only: Vec::new(),
         }
     }

@@ -145,8 +145,9 @@ impl World {
             names,
             tls,
             epoch,
-            terms.is_asynchronous,
+            terms,
         )?);
+        victims.lift().await?;
         let clients = Arc::new(Clients {
             seed: terms.seed,
             items: load.items.clone(),
