@@ -7,7 +7,11 @@
 //! even if the catalogue changes before it is bought. An option without a price is bought at any
 //! price.
 
+use std::time::Duration;
+
 pub(super) use domain::product::Price;
+
+use super::provider::Trouble;
 
 /// A product and the most that we pay for one unit of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,21 @@ pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, BadPrice> {
     };
     let most = Some(Price::parse(price).ok_or(BadPrice)?);
     Ok(Terms { product, most })
+}
+
+/// What it means for a purchase that the provider's prices were not read. Whatever became of the
+/// call, the purchase was not sent. An answer that cannot be read shows that the provider is there,
+/// so the purchase waits for a better one.
+pub(super) fn unread(trouble: Trouble, after: Duration) -> Trouble {
+    let told = |reason: &str| format!("the provider's prices cannot be read: {reason}");
+    match trouble {
+        Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. } => trouble,
+        Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
+        Trouble::Unknown(reason) => Trouble::Waiting {
+            after,
+            reason: told(&reason),
+        },
+    }
 }
 
 /// The product of an option, whatever its price.

@@ -17,7 +17,7 @@
 mod offers;
 mod wire;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use domain::PlacementId;
@@ -42,6 +42,8 @@ use super::{
     text::one_line,
 };
 
+/// How long a purchase waits if the price of its offer was answered and cannot be read.
+const LATER: Duration = Duration::from_secs(10);
 const PURCHASES: &str = "/v1/esim/purchases";
 const PURCHASE: &str = "/v1/esim/purchases/{transactionId}";
 const REFUND: &str = "/v1/esim/purchases/{transactionId}/refund";
@@ -184,22 +186,14 @@ impl ZenditCalls {
         let Some(most) = terms.most else {
             return Ok(None);
         };
-        let unread = |reason: &str| Trouble::Busy {
-            after: None,
-            reason: format!("the price of the offer cannot be read: {reason}"),
-        };
+        let unread = |trouble| price::unread(trouble, LATER);
         let path = path(OFFER, "{offerId}", terms.product)?;
         // This call comes in addition to the purchase.
         self.http.turn().await;
-        let price = match self.call(Asked::get(&path, OFFER)).await {
-            Ok(Reply::Done(body)) => {
-                let price = offers::price_of(&body, terms.product);
-                price.map_err(|trouble| unread(trouble.reason()))?
-            }
-            Ok(Reply::Refused(refusal)) if refusal.is_absence() => None,
-            Ok(Reply::Refused(refusal)) => return Err(unread(refusal.trouble().reason())),
-            Err(trouble @ (Trouble::Denied(_) | Trouble::Busy { .. })) => return Err(trouble),
-            Err(trouble) => return Err(unread(trouble.reason())),
+        let price = match self.call(Asked::get(&path, OFFER)).await.map_err(unread)? {
+            Reply::Done(body) => offers::price_of(&body, terms.product).map_err(unread)?,
+            Reply::Refused(refusal) if refusal.is_absence() => None,
+            Reply::Refused(refusal) => return Err(unread(refusal.trouble())),
         };
         Ok(match price {
             Some(price) if price <= most => None,
@@ -244,6 +238,7 @@ fn path(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
 
 impl Zendit {
     async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+        let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
         let rejected = |status: &str, message: String| {
             Ok(PurchaseResponse::Rejected {
                 status: status.into(),
@@ -251,14 +246,13 @@ impl Zendit {
             })
         };
         let [(option, 1)] = purchase.items.as_slice() else {
-            return rejected("not-sent", "Zendit sells one eSIM in a purchase".into());
+            return refused("Zendit sells one eSIM in a purchase".into());
         };
         let Ok(terms) = price::terms(option) else {
-            let why = "the price behind @ in the option's id is unreadable";
-            return rejected("not-sent", why.into());
+            return refused("the price behind @ in the option's id is unreadable".into());
         };
         if let Some(why) = self.calls.too_dear(&terms).await? {
-            return rejected("not-sent", why);
+            return refused(why);
         }
         // The time is checked after the price was read.
         if purchase.send_by.has_passed() {

@@ -21,7 +21,10 @@ use std::{
 use runtime::lock;
 
 use super::packages::Listed;
-use crate::providers::{price::Price, provider::Trouble};
+use crate::providers::{
+    price::{Price, unread},
+    provider::Trouble,
+};
 
 /// How long a list serves before it is read again. Prices change by the day, and the provider
 /// advises to read the list every hour (its pages on packages and prices, September 2026).
@@ -155,22 +158,8 @@ impl Prices {
                      any, options that name a price are not bought"
                 );
                 let old = self.last();
-                old.ok_or_else(|| unread(trouble))
+                old.ok_or_else(|| unread(trouble, PAUSE))
             }
         }
-    }
-}
-
-/// Whatever became of the calls for the list, the purchase was not sent. A list that was sent and
-/// cannot be read shows that the provider is there, so the purchase waits for a better one.
-fn unread(trouble: Trouble) -> Trouble {
-    let told = |reason: &str| format!("the provider's prices cannot be read: {reason}");
-    match trouble {
-        Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. } => trouble,
-        Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
-        Trouble::Unknown(reason) => Trouble::Waiting {
-            after: PAUSE,
-            reason: told(&reason),
-        },
     }
 }
