@@ -73,6 +73,24 @@ fn of_endpoints() -> [Card; 3] {
     ]
 }
 
+/// What may become of the provider's events.
+fn of_events() -> [Card; 4] {
+    let seconds = Duration::from_secs;
+    let events = |fault: fn(Duration) -> Fault| {
+        card(&[Target::Events], fault, Some(seconds(4)..=seconds(10)))
+    };
+    [
+        Card {
+            // Some arrive when their eSIMs have been delivered.
+            strength: Some(seconds(1)..=seconds(8)),
+            ..events(Fault::EventsLate)
+        },
+        events(|_| Fault::EventsRepeated),
+        events(|_| Fault::EventsLost),
+        events(|_| Fault::EventsForged),
+    ]
+}
+
 /// What a disk may do to the database.
 fn of_disk() -> [Card; 4] {
     let seconds = Duration::from_secs;
@@ -228,6 +246,7 @@ pub fn deck(terms: &Terms) -> Vec<Card> {
         .chain(of_clocks())
         .chain(of_endpoints())
         .chain(of_disk())
+        .chain(of_events().into_iter().filter(|_| terms.sends_events))
         .chain(
             of_network()
                 .into_iter()

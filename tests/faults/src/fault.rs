@@ -20,6 +20,8 @@ pub enum Target {
     Names,
     /// The endpoint behind TLS.
     Endpoint,
+    /// The events of the provider.
+    Events,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +59,14 @@ pub enum Fault {
     CertificateExpired,
     /// Name server only: it says that it has failed, or nothing at all.
     NamesFailing(Failing),
+    /// Events only: each arrives that much later.
+    EventsLate(Duration),
+    /// Events only: each arrives several times, at both provisioners.
+    EventsRepeated,
+    /// Events only: none arrives.
+    EventsLost,
+    /// Events only: before each a forged one arrives, and one with a wrong token.
+    EventsForged,
     /// `PostgreSQL` only: it stops as by `pg_ctl stop -m immediate`, and is started again when the
     /// fault ends.
     StoppedImmediately,
@@ -128,6 +138,8 @@ pub struct Terms {
     pub loses_packets: bool,
     /// The provider that the sandbox plays.
     pub provider: &'static str,
+    /// Whether it sends events when eSIMs become ready.
+    pub sends_events: bool,
     /// How long each call to it takes, unless a fault makes it slower.
     pub provider_latency: Duration,
     /// Only faults are planned whose kind has one of these texts in its name; any if there is none.
@@ -145,6 +157,7 @@ impl Planned {
             Target::Network => "network",
             Target::Names => "name server",
             Target::Endpoint => "endpoint",
+            Target::Events => "events",
         };
         let fault = match self.fault {
             Fault::Killed => "killed",
@@ -175,6 +188,10 @@ impl Planned {
             Fault::Cut(Some(Stage::Provisioner)) => "cut off from provisioners",
             Fault::Cut(Some(_)) => "cut off from notifiers",
             Fault::JobsRepeated(_) => "repeating jobs",
+            Fault::EventsLate(_) => "late",
+            Fault::EventsRepeated => "repeated",
+            Fault::EventsLost => "lost",
+            Fault::EventsForged => "forged",
             Fault::MajorityLost => "majority lost",
             Fault::Wiped => "killed and wiped",
             Fault::Down => "down",

@@ -9,7 +9,7 @@
 use crate::book::Settled;
 use crate::orders::is_routed;
 use crate::stored::{StoredChange, StoredOrder, StoredPlacement, StoredUnit};
-use crate::verdict::{Broken, Evidence, SAME_MOMENT, Sold, Verdict};
+use crate::verdict::{Broken, Evidence, SAME_MOMENT, Sold, Verdict, may_be_unsold};
 use domain::PlacementState;
 use model::history::{ATTEMPTS, End, Fact, History, Judged, Row, Seen};
 use std::collections::HashMap;
@@ -115,6 +115,10 @@ impl<'a> Facts<'a> {
         let changes = self.changes.get(unit.placement_id.as_str())?;
         let sold = self.sold.get(unit.placement_id.as_str());
         let sold = sold.map_or(&[][..], Vec::as_slice);
+        // The model has no purchase that is found and was not sold.
+        if placement.placed && sold.is_empty() && may_be_unsold(self.evidence.provider, unit) {
+            return None;
+        }
         let mut facts = vec![self.at(Seen::Accepted { waits: order.waits }, changes[0].at)];
         let rows = self.rows(changes, sold)?;
         let last = rows.last();

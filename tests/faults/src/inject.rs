@@ -3,7 +3,8 @@
 //! no fault may make another process end.
 
 use crate::book::lock;
-use crate::fault::{Fault, Planned, Target, Terms, in_millis};
+use crate::events::Events;
+use crate::fault::{Fault, Planned, REPLICAS, Target, Terms, in_millis};
 use crate::packets::{self, Dropped};
 use crate::preload::{Spoiled, Spoiling};
 use crate::servers::{Nats, Postgres};
@@ -48,8 +49,8 @@ pub struct Happened {
     /// Whether commits may have ended only with it.
     pub delays_commits: bool,
     /// How often it was met, if somebody counted that: clock readings, sockets that were not
-    /// opened, allocations, flushes, writes, answers, commits, packets, jobs, names or
-    /// certificates.
+    /// opened, allocations, flushes, writes, answers, commits, packets, jobs, events,
+    /// names or certificates.
     pub met: Option<u64>,
 }
 
@@ -68,12 +69,18 @@ impl From<Option<u64>> for Undone {
     }
 }
 
+/// What the run plays around the system.
+pub struct Surroundings {
+    pub names: NameServer,
+    pub tls: Tls,
+    pub events: Events,
+}
+
 pub struct Victims {
     pub(crate) processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<Nats>,
     postgres: Arc<Mutex<Postgres>>,
-    names: NameServer,
-    tls: Tls,
+    around: Surroundings,
     /// The stream of jobs, whose leader is the leader of NATS.
     stream: String,
     pub(crate) sandbox_url: String,
@@ -98,8 +105,7 @@ impl Victims {
         stack: &mut Stack,
         postgres: Arc<Mutex<Postgres>>,
         nats: Nats,
-        names: NameServer,
-        tls: Tls,
+        around: Surroundings,
         epoch: Instant,
         terms: &Terms,
     ) -> Result<Self> {
@@ -109,6 +115,13 @@ impl Victims {
                 processes.insert(Target::Process(stage, replica), Mutex::new(process));
             }
         }
+        let mut provisioners = Vec::new();
+        for replica in 0..REPLICAS {
+            let process = &processes[&Target::Process(Stage::Provisioner, replica)];
+            let listens = process.try_lock()?.program().env.get("LISTEN").cloned();
+            provisioners.extend(listens);
+        }
+        around.events.pass_to(provisioners)?;
         let mut ports = nats.ports()?;
         ports.extend([
             packets::port(stack.database.url())?,
@@ -119,8 +132,7 @@ impl Victims {
             processes,
             nats: Mutex::new(nats),
             postgres,
-            names,
-            tls,
+            around,
             stream: format!("{}TOPUP_JOBS", stack.prefix),
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
@@ -205,6 +217,11 @@ impl Victims {
         troubles
     }
 
+    /// The forged events that were taken.
+    pub fn believed(&self) -> Vec<String> {
+        self.around.events.believed()
+    }
+
     pub fn note_unfenced(&self) {
         self.unfenced.fetch_add(1, Ordering::Relaxed);
     }
@@ -269,19 +286,24 @@ impl Victims {
                 let Fault::NamesFailing(how) = planned.fault else {
                     anyhow::bail!("not a fault of a name server");
                 };
-                let before = self.names.unanswered();
-                self.names.fail(Some(how));
+                let before = self.around.names.unanswered();
+                self.around.names.fail(Some(how));
                 tokio::time::sleep(planned.lasts).await;
-                self.names.fail(None);
-                let met = self.names.unanswered() - before;
+                self.around.names.fail(None);
+                let met = self.around.names.unanswered() - before;
                 Ok(Some(u64::try_from(met)?).into())
             }
             Target::Endpoint => {
-                let before = self.tls.refused();
-                self.tls.expire(true);
+                let before = self.around.tls.refused();
+                self.around.tls.expire(true);
                 tokio::time::sleep(planned.lasts).await;
-                self.tls.expire(false);
-                Ok(Some(self.tls.refused() - before).into())
+                self.around.tls.expire(false);
+                Ok(Some(self.around.tls.refused() - before).into())
+            }
+            Target::Events => {
+                self.around.events.befall(Some(planned.fault));
+                tokio::time::sleep(planned.lasts).await;
+                Ok(Some(self.around.events.befall(None)).into())
             }
             Target::Network => {
                 let dropped = Dropped::some(&self.ports).await?;

@@ -18,6 +18,7 @@ mod book;
 mod client;
 mod deck;
 mod endpoints;
+mod events;
 mod fault;
 mod histories;
 mod inject;
@@ -175,6 +176,9 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 /// again.
 const SELLS_AGAIN: &str = "zendit";
 
+/// The provider that sends no event when an eSIM becomes ready.
+const SENDS_NONE: &str = "airalo";
+
 fn provider(text: &str) -> Result<&'static str, String> {
     const NAMES: [&str; 5] = ["airalo", "esim-access", "sandbox", "usimsa", "zendit"];
     let known = NAMES.into_iter().find(|name| *name == text);
@@ -280,6 +284,7 @@ impl Run {
                 is_fenced: !settings.without_fence,
                 loses_packets: settings.lose_packets,
                 provider: settings.provider,
+                sends_events: settings.provider != SENDS_NONE,
                 provider_latency: settings.provider_latency,
                 only: settings.only.clone(),
             },
@@ -468,6 +473,9 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     tokio::task::block_in_place(|| histories::compare(&evidence, &mut verdict));
     for trouble in world.victims.troubles() {
         verdict.add(Broken::EndedBySomething, trouble);
+    }
+    for believed in world.victims.believed() {
+        verdict.add(Broken::EventBelieved, believed);
     }
     for number in 0..world.victims.unfenced() {
         let text = format!("loss {}: the breakers stayed closed", number + 1);

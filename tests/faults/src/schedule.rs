@@ -77,6 +77,7 @@ mod tests {
             is_fenced: true,
             loses_packets: false,
             provider: "sandbox",
+            sends_events: true,
             provider_latency: Duration::ZERO,
             only: Vec::new(),
         }
@@ -112,7 +113,7 @@ mod tests {
         };
         let planned = schedule(&terms);
         let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
-        assert_eq!(kinds.len(), 47, "{kinds:?}");
+        assert_eq!(kinds.len(), 51, "{kinds:?}");
     }
 
     #[test]
@@ -142,7 +143,7 @@ mod tests {
             let planned = schedule(&terms(seed, seed % 2 == 0));
             let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
             assert!(planned.len() >= 220, "seed {seed}: {}", planned.len());
-            assert_eq!(kinds.len(), 37, "seed {seed}: {kinds:?}");
+            assert_eq!(kinds.len(), 41, "seed {seed}: {kinds:?}");
             let mut until: BTreeMap<Target, Duration> = BTreeMap::new();
             for fault in planned {
                 let last = until.insert(fault.target, fault.end()).unwrap_or_default();

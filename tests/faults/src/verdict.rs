@@ -4,6 +4,7 @@
 //! gives it evidence with a single flaw each.
 
 use crate::book::{Arrival, Asked, Settled};
+use crate::events::FORGED;
 use crate::orders::NEVER_READY;
 use crate::stored::{Stored, StoredPlacement, StoredUnit};
 use serde::Serialize;
@@ -94,6 +95,8 @@ pub enum Broken {
     WebhookBeforeAnswer,
     WebhookForNothing,
     WebhookForged,
+    /// A forged event was taken, or its eSIM reached a partner.
+    EventBelieved,
     ParkedThoughFindable,
     EndedBySomething,
     NotFenced,
@@ -344,7 +347,12 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         }
     }
     for placement in &evidence.stored.placements {
-        if placement.placed && !index.bought.contains(placement.placement_id.as_str()) {
+        let id = placement.placement_id.as_str();
+        let units = index.units_of.get(id).map_or(&[][..], Vec::as_slice);
+        let may_be_unsold = units
+            .iter()
+            .all(|unit| may_be_unsold(evidence.provider, unit));
+        if placement.placed && !index.bought.contains(id) && !may_be_unsold {
             verdict.add(
                 Broken::NotBoughtThoughPlaced,
                 format!("placement {}", placement.placement_id),
@@ -415,6 +423,12 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     }
 }
 
+/// Whether a purchase that was found may have sold nothing. Zendit shows a purchase that has failed
+/// as one, and so its unit fails.
+pub fn may_be_unsold(provider: &str, unit: &StoredUnit) -> bool {
+    provider == "zendit" && unit.state == "failed"
+}
+
 /// Whether a look-up at this provider proves no absence.
 fn searches(provider: &str) -> bool {
     matches!(provider, "airalo" | "esim-access" | "usimsa")
@@ -477,6 +491,9 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         *at = (*at).min(arrival.at);
         if *iccids.entry(topup).or_insert(&arrival.iccid) != arrival.iccid {
             wrong.insert((Broken::IccidTwice, topup));
+        }
+        if arrival.iccid == FORGED {
+            wrong.insert((Broken::EventBelieved, topup));
         }
         let order = index.units.get(topup).map(|unit| unit.order_id.as_str());
         if order.is_none() && evidence.may_be_of_forgotten(arrival) {

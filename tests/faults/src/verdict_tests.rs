@@ -2,6 +2,7 @@
 //! a green run would prove nothing.
 
 use crate::book::{Arrival, Asked, Settled};
+use crate::events::FORGED;
 use crate::histories::compare;
 use crate::inject::Happened;
 use crate::orders::NEVER_READY;
@@ -143,7 +144,7 @@ fn parked(evidence: &mut Evidence, option: &str) {
 #[test]
 fn each_flaw_is_red_under_its_name_and_nothing_else() {
     type Spoil = fn(&mut Evidence);
-    let flaws: [(&str, &[Broken], Spoil); 29] = testkit::rows! {
+    let flaws: [(&str, &[Broken], Spoil); 30] = testkit::rows! {
         "none", &[] => |_| {};
         "a refused order", &[] => refused;
         "a repeated webhook", &[] => |all| all.arrivals.push(all.arrivals[0].clone());
@@ -189,6 +190,7 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
         "two ICCIDs", &[Broken::Lost, Broken::IccidTwice] => |all| all.arrivals[1].topup_id = "t1".into();
         "early", &[Broken::WebhookBeforeAnswer] => |all| all.arrivals[0].at = Duration::from_millis(500);
         "forged", &[Broken::WebhookForged] => |all| all.arrivals[0].genuine = false;
+        "a forged event", &[Broken::EventBelieved] => |all| all.arrivals[0].iccid = FORGED.into();
         "unknown", &[Broken::Lost, Broken::WebhookForNothing] => |all| all.arrivals[0].topup_id = "t9".into();
         "another partner's", &[Broken::WebhookForNothing] => |all| {
             all.partners.push("another".into());
@@ -240,6 +242,26 @@ fn only_lost_commits_excuse_an_order_that_is_gone_and_only_a_named_orphan_its_pu
     forgotten(&mut evidence);
     let counts = judge(&evidence).counts;
     assert_eq!((counts.answers_forgotten, counts.orphans_named), (1, 1));
+}
+
+#[test]
+fn a_failed_purchase_may_be_found_at_zendit_although_nothing_was_sold() {
+    let unsold = [Broken::NotBoughtThoughPlaced];
+    for (provider, expected) in [("zendit", &[][..]), ("sandbox", &unsold)] {
+        let mut evidence = good();
+        evidence.provider = provider;
+        evidence.ledger.clear();
+        evidence.sold.clear();
+        evidence.arrivals.clear();
+        for unit in &mut evidence.stored.units {
+            unit.state = "failed".into();
+            unit.reason = Some("unit_failed".into());
+            unit.iccid = None;
+            unit.delivery = None;
+        }
+        let broken: Vec<Broken> = judge(&evidence).broken.into_keys().collect();
+        assert_eq!(broken, expected, "{provider}");
+    }
 }
 
 #[test]

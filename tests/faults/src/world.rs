@@ -3,8 +3,9 @@
 use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
 use crate::endpoints;
+use crate::events::Events;
 use crate::fault::{REPLICAS, Terms};
-use crate::inject::{Happened, Victims};
+use crate::inject::{Happened, Surroundings, Victims};
 use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED, is_routed};
 use crate::preload;
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
@@ -100,16 +101,14 @@ impl World {
             ("SSL_CERT_FILE".to_owned(), certificates.root()?),
         ];
         let variables = variables(&preloaded, for_endpoints);
-        let stack = start_stack(
-            terms,
-            load,
-            &variables,
-            park_after,
-            &database_url,
-            &ports,
-            nats_url.as_deref(),
-        );
-        let mut stack = stack.await?;
+        let events = Events::start(terms.provider).await?;
+        let reached = Reached {
+            database: &database_url,
+            database_ports: &ports,
+            nats: nats_url.as_deref(),
+            events: &events.url(),
+        };
+        let mut stack = start_stack(terms, load, &variables, park_after, &reached).await?;
         stored::observe(&mut stack.database.connect().await?).await?;
         if !terms.is_fenced {
             take_fence_out(&stack).await?;
@@ -142,8 +141,7 @@ impl World {
             &mut stack,
             Arc::clone(&postgres),
             nats,
-            names,
-            tls,
+            Surroundings { names, tls, events },
             epoch,
             terms,
         )?);
@@ -363,15 +361,23 @@ async fn take_fence_out(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Starts the stack on this `PostgreSQL`. Without `nats_url` it gets a nats-server of its own.
+/// Where the stages reach what the run has started.
+struct Reached<'a> {
+    database: &'a str,
+    /// The ports of a stage's own proxies to the database.
+    database_ports: &'a BTreeMap<Stage, u16>,
+    /// Without it the stack gets a nats-server of its own.
+    nats: Option<&'a str>,
+    /// Where the provider posts its events.
+    events: &'a str,
+}
+
 async fn start_stack(
     terms: &Terms,
     load: &Load,
     variables: &[(Stage, (String, String))],
     park_after: Duration,
-    database_server: &str,
-    database_ports: &BTreeMap<Stage, u16>,
-    nats_url: Option<&str>,
+    reached: &Reached<'_>,
 ) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
     // Together, the waits are longer than the run. Otherwise deliveries to an endpoint that only
@@ -383,13 +389,13 @@ async fn start_stack(
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
     let mut builder = Stack::builder()
         .provider(terms.provider)
-        .callbacks()
-        .database_server(database_server);
-    builder = match nats_url {
+        .callbacks_by(reached.events)
+        .database_server(reached.database);
+    builder = match reached.nats {
         Some(url) => builder.nats(url),
         None => builder.own_nats(),
     };
-    for (stage, port) in database_ports {
+    for (stage, port) in reached.database_ports {
         builder = builder.database_port(*stage, *port);
     }
     for stage in Stage::OURS {

@@ -78,6 +78,7 @@ pub struct Builder {
     own_nats: bool,
     nats: Option<String>,
     callbacks: bool,
+    callback_relay: Option<String>,
     database_server: Option<String>,
     database: Option<String>,
     database_ports: BTreeMap<Stage, u16>,
@@ -122,6 +123,13 @@ impl Builder {
     pub fn callbacks(mut self) -> Self {
         self.callbacks = true;
         self
+    }
+
+    /// Does the same, and lets the sandbox post its callbacks to this address instead. Whoever is
+    /// there passes them on.
+    pub fn callbacks_by(mut self, relay: &str) -> Self {
+        self.callback_relay = Some(relay.into());
+        self.callbacks()
     }
 
     /// Buys from this provider, whose account is at the sandbox, by the protocol of the provider.
@@ -209,6 +217,7 @@ impl Builder {
             sandbox_port: ports::free()?,
             ingress_port: ports::free()?,
             callback_port: self.callbacks.then(ports::free).transpose()?,
+            callback_relay: self.callback_relay.as_deref(),
             provider,
         };
         let esimctl = esimctl.with_settings(plan.account());

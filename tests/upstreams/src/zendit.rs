@@ -471,13 +471,12 @@ async fn plans(
     Json(json!({ "firstInstalledAt": installed, "list": [plan], "total": 1 })).into_response()
 }
 
-/// The offers: all products that are eSIMs of their own. One is switched off for our account, and
-/// is listed all the same.
-fn all_offers() -> Vec<Value> {
-    let offered = products::all()
-        .iter()
-        .filter(|one| !matches!(one.kind, Kind::TopUp | Kind::NeedsIdentity));
-    offered.map(offer).collect()
+/// What is offered: all products that are eSIMs of their own. One is switched off for our account,
+/// and is listed all the same.
+fn offered() -> impl Iterator<Item = &'static products::Product> {
+    let is_offered =
+        |one: &&products::Product| !matches!(one.kind, Kind::TopUp | Kind::NeedsIdentity);
+    products::all().iter().filter(is_offered)
 }
 
 fn offer(product: &products::Product) -> Value {
@@ -535,7 +534,7 @@ async fn offers(
         return failure.into_response();
     }
     match Asked::read(query.as_deref()) {
-        Some(asked) => asked.page(&all_offers()),
+        Some(asked) => asked.page(&offered().map(offer).collect::<Vec<_>>()),
         None => INVALID.into_response(),
     }
 }
@@ -548,11 +547,10 @@ async fn offer_by_id(
     if let Err(failure) = authenticate(&sandbox, &headers) {
         return failure.into_response();
     }
-    let mut offers = all_offers().into_iter();
-    let found = offers.find(|offer| offer["offerId"] == id.as_str());
+    let found = offered().find(|product| product.id == id.as_str());
     found.map_or_else(
         || NO_OFFER.into_response(),
-        |offer| Json(offer).into_response(),
+        |product| Json(offer(product)).into_response(),
     )
 }
 

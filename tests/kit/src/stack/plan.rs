@@ -20,6 +20,8 @@ pub(super) struct Plan<'a> {
     pub(super) ingress_port: u16,
     /// The port of the first provisioner, if the sandbox calls it back.
     pub(super) callback_port: Option<u16>,
+    /// The address to which the sandbox posts its callbacks instead.
+    pub(super) callback_relay: Option<&'a str>,
     /// The provider that the sandbox plays, see [`super::Builder::provider`].
     pub(super) provider: Option<&'a str>,
 }
@@ -93,11 +95,14 @@ impl Plan<'_> {
                     self.dir.join("ledger").display().to_string(),
                 );
                 if let Some(port) = self.callback_port {
-                    let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
-                    let of = |provider: &str| url.replace("/sandbox/", &format!("/{provider}/"));
+                    let own = format!("http://127.0.0.1:{port}");
+                    let to = self.callback_relay.unwrap_or(&own);
+                    let of = |provider: &str| format!("{to}/callbacks/{provider}/{CALLBACK_TOKEN}");
+                    // The sandbox and USIMSA have one protocol.
+                    let usimsa = self.provider.filter(|name| *name == "usimsa");
                     set("SANDBOX_ESIM_ACCESS_CALLBACK_URL", of("esim-access"));
                     set("SANDBOX_ZENDIT_CALLBACK_URL", of("zendit"));
-                    set("SANDBOX_CALLBACK_URL", url);
+                    set("SANDBOX_CALLBACK_URL", of(usimsa.unwrap_or(SANDBOX)));
                 }
             }
             Stage::Provisioner => {
