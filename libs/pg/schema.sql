@@ -423,6 +423,23 @@ TABLE provider_lanes
     CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
     POLICY all_rows USING true WITH CHECK true
 
+TABLE provider_proofs
+    purchase_id uuid NOT NULL
+    provider text NOT NULL
+    account text NOT NULL
+    provider_option_id text NOT NULL
+    units integer NOT NULL
+    recorded_at timestamp with time zone NOT NULL DEFAULT now()
+    reference text
+    ended_at timestamp with time zone
+    same_again boolean
+    same_for_s integer
+    proved_at timestamp with time zone
+    evidence text
+    CONSTRAINT provider_proofs_bounds CHECK (((LEAST(recorded_at, ended_at, proved_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(recorded_at, ended_at, proved_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(account), octet_length(provider_option_id), octet_length(reference), octet_length(evidence)) <= 100000) AND ((units >= 1) AND (units <= 1000)) AND ((same_for_s >= 0) AND (same_for_s <= 1000000000))))
+    CONSTRAINT provider_proofs_pkey PRIMARY KEY (purchase_id)
+    POLICY all_rows USING true WITH CHECK true
+
 TABLE provider_references
     reference text NOT NULL
     placement_id uuid NOT NULL

@@ -1064,6 +1064,37 @@ CREATE TABLE provider_lanes (
         AND greatest(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000)
 );
 
+-- What `esimctl provider prove` bought to try an account, each purchase recorded before it is sent, and what that proved.
+CREATE TABLE provider_proofs (
+    -- Our id of the purchase at the provider.
+    purchase_id uuid PRIMARY KEY,
+    provider text NOT NULL,
+    -- The account: a digest of its address and access key, which are not stored.
+    account text NOT NULL,
+    provider_option_id text NOT NULL,
+    -- Of its first request.
+    units integer NOT NULL,
+    recorded_at timestamptz NOT NULL DEFAULT now(),
+    -- The provider's ids of the purchase; more than one if it has sold it more than once.
+    reference text,
+    -- When nothing of it was left to give back.
+    ended_at timestamptz,
+    -- Whether an identical request was the same purchase, how old the purchase was then, and when that was seen. Null: not
+    -- asked, or without an answer.
+    same_again boolean,
+    same_for_s integer,
+    proved_at timestamptz,
+    -- What was asked, what came and what follows, as JSON without secrets and activation codes.
+    evidence text,
+    CONSTRAINT provider_proofs_bounds CHECK (
+        least(recorded_at, ended_at, proved_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(recorded_at, ended_at, proved_at) <= '9999-12-31 00:00:00+00'
+        AND greatest(octet_length(provider), octet_length(account), octet_length(provider_option_id),
+                     octet_length(reference), octet_length(evidence)) <= 100000
+        AND units BETWEEN 1 AND 1000
+        AND same_for_s BETWEEN 0 AND 1000000000)
+);
+
 -- The replicas that call a provider with a rate limit, each with the part of it that it holds until then.
 CREATE TABLE provider_replicas (
     provider text NOT NULL,

@@ -20,6 +20,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON partner_endpoints TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 -- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
 GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;
+-- What is bought to try an account, and what it proves.
+GRANT SELECT, UPDATE (reference, ended_at, same_again, same_for_s, proved_at, evidence),
+    INSERT (purchase_id, provider, account, provider_option_id, units) ON provider_proofs TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_placement(uuid, text, text, text) TO esim_operator;
 -- What has been entered by hand is no longer parked.
 GRANT UPDATE (state, reason, disputed, unknowns) ON placements TO esim_operator;

@@ -20,6 +20,8 @@ GRANT INSERT (delivery_id, partner_id, topup_id, order_id, option_id, external_o
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;
 GRANT INSERT, UPDATE ON providers TO esim_provisioner;
 GRANT UPDATE (up_to, fence_at, fence_xid) ON walks TO esim_provisioner;
+-- It relies on what was proved for an account, and proves nothing itself.
+GRANT SELECT (provider, account, same_again, same_for_s, proved_at) ON provider_proofs TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_provisioner;

@@ -22,6 +22,7 @@ pub mod figures;
 pub mod history;
 pub mod orders;
 pub mod placements;
+pub mod proofs;
 pub mod provider_lanes;
 pub mod providers;
 mod sweep;

@@ -261,6 +261,9 @@ pub async fn compare(
         "INSERT INTO findings
          SELECT judged.* FROM (
              SELECT CASE
+                 -- What was bought to try the account has no placement (store::proofs).
+                 WHEN EXISTS (SELECT FROM provider_proofs v WHERE v.purchase_id = l.placement_id AND v.provider = $1)
+                     THEN NULL
                  WHEN l.placement_id IS NULL THEN 'not_ours'
                  WHEN p.placement_id IS NULL THEN 'orphan'
                  WHEN p.provider <> $1 AND NOT (named.here AND p.placed_at IS NULL) THEN 'other_provider'

@@ -3,10 +3,10 @@
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
-//! the same database. Only `provider check`, `provider reconcile` and `catalogue pull` talk to
-//! somebody else, the provider. It is the only program that migrates the schema and that creates
-//! partners. A partner's secrets are stored encrypted and are shown only once, by the command that
-//! creates or replaces them.
+//! the same database. Only `provider check`, `provider prove`, `provider reconcile` and `catalogue
+//! pull` talk to somebody else, the provider. It is the only program that migrates the schema and
+//! that creates partners. A partner's secrets are stored encrypted and are shown only once, by the
+//! command that creates or replaces them.
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
@@ -54,7 +54,7 @@ use crate::{
     },
     providers::{
         catalogue, ledger, option, option_file, provider, provider_check, provider_lists,
-        reconcile, recover,
+        provider_prove, reconcile, recover,
     },
     upkeep::{
         action, archive, database_password, master_key, migrate, operator, reencrypt, retention,
@@ -166,7 +166,7 @@ mod tests {
             shown.map(|one| leaves(one).max(1)).sum()
         }
         let leaves = leaves(&Config::command());
-        assert!(leaves <= 53, "{leaves} commands");
+        assert!(leaves <= 54, "{leaves} commands");
     }
 
     #[test]

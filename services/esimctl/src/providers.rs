@@ -7,5 +7,6 @@ pub mod option_file;
 pub mod provider;
 pub mod provider_check;
 pub mod provider_lists;
+pub mod provider_prove;
 pub mod reconcile;
 pub mod recover;

@@ -41,6 +41,7 @@ mod config;
 pub mod heartbeat;
 pub mod limiter;
 pub mod metrics;
+pub mod proof;
 pub mod providers;
 pub mod purchases;
 pub mod rate;

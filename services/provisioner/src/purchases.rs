@@ -6,13 +6,15 @@
 //! [`domain::placement`]:
 //!
 //! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
-//! - `placing`: another claim recorded the attempt. This process only looks it up.
+//! - `placing`: another claim recorded the attempt. This process only looks it up. Where a look-up
+//!   proves no absence, it repeats the request of the attempt, if it is proved for our account that
+//!   an identical request is the same purchase.
 //! - `placed`, or `parked`: it collects the profiles of what is bought. A parked one that is not
 //!   known to be bought has work only if an operator asks for it; it is looked up.
 //!
 //! Guarantee: nothing is bought without an attempt that was recorded first, and only the claim that
-//! recorded an attempt sends it. Each outcome is recorded as one settlement, which is written by
-//! group commit.
+//! recorded an attempt sends it, apart from such a repeat. Each outcome is recorded as one
+//! settlement, which is written by group commit.
 //!
 //! While the breaker of the provider is half open, `probe` claims one placement at a time and runs
 //! it without a permit, because an open breaker gives none.
@@ -56,6 +58,7 @@ use vault::Vault;
 use crate::{
     assign,
     calls::Calls,
+    proof::Proof,
     providers::{
         BoughtUnits, LookUp, LookUpRequest, LookUpResponse, ProviderId, Purchase, PurchaseResponse,
         Trouble,
@@ -84,6 +87,7 @@ const SLOW_CALL: Duration = Duration::from_millis(100);
 /// settings.
 pub struct ProviderContext {
     pub calls: Calls,
+    pub proof: Arc<Proof>,
     pub database: Database,
     pub vault: Vault,
     /// Sends verdicts and readiness events; all providers share it.
@@ -414,8 +418,9 @@ impl ProviderContext {
     }
 
     /// Looks up an attempt whose outcome is unknown, or not recorded because its process died. Buys
-    /// nothing. Even if the provider says that it has no such purchase, that counts only once the
-    /// settling delay has passed; until then a delayed request may still arrive.
+    /// nothing, unless a repeat of the attempt is proved to be safe. Even if the provider says that
+    /// it has no such purchase, that counts only once the settling delay has passed; until then a
+    /// delayed request may still arrive.
     async fn look_up(
         &self,
         claimed: &ClaimedPlacement,
@@ -423,6 +428,15 @@ impl ProviderContext {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
+        if self.may_repeat(claimed)
+            && let Some(bought) = self.repeat(claimed, lane, trigger).await
+        {
+            let bought = self.collect_at_once(claimed, bought).await;
+            let _room = self.release_once_recordable(permit).await;
+            return self
+                .record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
+                .await;
+        }
         let response = self
             .calls
             .look_up(lane, &self.look_up_request(claimed), claimed.unknowns > 0)
@@ -471,6 +485,74 @@ impl ProviderContext {
             }
         };
         self.settle(claimed, outcome).await;
+    }
+
+    /// Whether an attempt whose outcome is unknown may be sent again: only where nothing else can
+    /// settle it, and only while it is no older than a purchase was for which it is proved that an
+    /// identical request of our account is the same purchase. It must also be too young to be
+    /// parked while the repeat is under way, because then an operator decides.
+    fn may_repeat(&self, claimed: &ClaimedPlacement) -> bool {
+        let names_purchases = self.calls.provider.capabilities().purchase_key;
+        self.cannot_prove_absence()
+            && names_purchases
+            && claimed.attempt_age < self.proof.same_for()
+            && claimed.attempt_age + self.lease < self.park_after
+            && self.calls.breaker.is_closed()
+    }
+
+    /// Sends the request of an attempt again, byte for byte. If the provider has the purchase, it
+    /// says so, and otherwise it sells it now. Only that settles the attempt: a refusal may concern
+    /// the repeat alone, and says nothing of a purchase that was made before. Then `None` is
+    /// returned, and the attempt is looked up as if there had been no repeat.
+    async fn repeat(
+        &self,
+        claimed: &ClaimedPlacement,
+        lane: &Arc<str>,
+        trigger: &Trigger,
+    ) -> Option<BoughtUnits> {
+        let identical = assign::items(&claimed.topups);
+        let purchase = Purchase {
+            placement_id: claimed.placement_id,
+            items: identical,
+            send_by: trigger.claim_began + self.lease / 2,
+        };
+        match self.calls.purchase(lane, &purchase).await? {
+            Ok(PurchaseResponse::Bought(bought)) => {
+                tracing::info!(
+                    placement.id = %claimed.placement_id,
+                    attempt = claimed.attempt,
+                    "a repeat of the request has settled an attempt whose response was lost"
+                );
+                Some(bought)
+            }
+            Ok(PurchaseResponse::Rejected { status, message }) => {
+                tracing::warn!(
+                    placement.id = %claimed.placement_id,
+                    status,
+                    message,
+                    "the provider refuses the repeat of a purchase whose response was lost; that does \
+                     not say that it was not bought, so it is searched for"
+                );
+                None
+            }
+            Ok(PurchaseResponse::RefusedHere(reason)) => {
+                tracing::warn!(
+                    placement.id = %claimed.placement_id,
+                    reason,
+                    "the purchase cannot be repeated, so it is searched for"
+                );
+                None
+            }
+            Err(trouble) => {
+                tracing::warn!(
+                    placement.id = %claimed.placement_id,
+                    class = trouble.class(),
+                    reason = trouble.reason(),
+                    "the repeat of a purchase got no definite response either, so it is searched for"
+                );
+                None
+            }
+        }
     }
 
     /// Whether a look-up that finds no purchase says nothing for certain at this provider.

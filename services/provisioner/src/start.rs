@@ -32,6 +32,7 @@ use crate::{
     heartbeat,
     limiter::LaneLimiters,
     metrics::Metrics,
+    proof::Proof,
     providers::ProviderConnection,
     purchases::{PlacementHandler, ProviderContext, Settlements, UNRECORDED},
     rate::Rate,
@@ -76,7 +77,9 @@ pub(crate) fn providers(
             // Whether an eSIM may be given back is read from what the provider shows of it.
             give_back: capabilities.usage && capabilities.give_back,
         };
-        let watched = watched(config, (&name, rate, can), parts);
+        let mut watched = watched(config, (&name, rate, can), parts);
+        let proof = Arc::new(Proof::new(config.accounts.digest(&name)));
+        watched.proof = capabilities.purchase_key.then(|| Arc::clone(&proof));
         let calls = Calls {
             name,
             provider,
@@ -89,6 +92,7 @@ pub(crate) fn providers(
         all.push(watched);
         let context = Arc::new(ProviderContext {
             calls,
+            proof,
             database: parts.database.clone(),
             vault: parts.vault.clone(),
             reporter: Arc::clone(reporter),

@@ -18,7 +18,7 @@ use store::{
     providers::{self, AfterDelivery, ProviderBreaker},
 };
 
-use crate::{breaker::Breaker, limiter::LaneLimiters, metrics::Metrics, rate::Rate};
+use crate::{breaker::Breaker, limiter::LaneLimiters, metrics::Metrics, proof::Proof, rate::Rate};
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// A report that does not change is written again after this time, because operators ignore rows
@@ -30,6 +30,8 @@ pub struct WatchedProvider {
     pub breaker: Arc<Breaker>,
     pub rate: Arc<Rate>,
     pub limiters: Arc<LaneLimiters>,
+    /// What is proved of our account, if purchases depend on it.
+    pub proof: Option<Arc<Proof>>,
     /// What it does for delivered eSIMs, until that is stored.
     unsaid: Option<AfterDelivery>,
     /// The report as last written.
@@ -52,6 +54,7 @@ impl WatchedProvider {
             breaker,
             rate,
             limiters,
+            proof: None,
             unsaid: Some(can),
             written: Written {
                 lanes: Vec::new(),
@@ -74,6 +77,9 @@ impl WatchedProvider {
             self.unsaid = None;
         }
         self.rate.renew(connection, provider).await?;
+        if let Some(proof) = &self.proof {
+            proof.renew(connection, provider).await?;
+        }
         self.limiters.begin_read();
         let unsettled = providers::unsettled(connection, provider).await?;
         let now = Instant::now();

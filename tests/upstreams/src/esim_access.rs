@@ -286,6 +286,7 @@ async fn order(
         })
         .collect();
     let garble = sandbox.garble(products.iter());
+    let asked = products.clone();
     let id = order.transaction_id;
     let repeats = sandbox.repeats();
     let sold = sale::sell(
@@ -310,6 +311,9 @@ async fn order(
         Err(SandboxError::Duplicate) => {
             let first = sandbox.ledger.order(&id);
             match first.and_then(|order| order.purchases.into_iter().next()) {
+                // What the provider does with another request under the same id is not documented,
+                // so this is as unclear as it could be.
+                Some(purchase) if purchase.products != asked => return BAD_ORDER.into_response(),
                 Some(purchase) => purchase,
                 None => return SERVER_ERROR.into_response(),
             }

@@ -3,6 +3,7 @@
 
 use desk::operator::health::{self, HealthReport};
 use pg::PgConnection;
+use store::proofs;
 
 use crate::doctor::{
     command::DoctorArgs,
@@ -13,6 +14,9 @@ use crate::doctor::{
 const MOST: i64 = 100;
 
 pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Vec<Line>) {
+    if command.wants(Area::Work) {
+        proved(connection, &mut Lines::of(Area::Work, lines)).await;
+    }
     let report = health::examine(connection, MOST).await;
     for area in [Area::Stages, Area::Work] {
         if !command.wants(area) {
@@ -28,6 +32,37 @@ pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &
                 "log in as esim_operator, and run `esimctl migrate` as the owner if its privileges are missing",
                 "docs/operations.md#databasedown",
             ),
+        }
+    }
+}
+
+/// What was proved of our accounts at providers (`esimctl provider prove`).
+async fn proved(connection: &mut PgConnection, lines: &mut Lines<'_>) {
+    let see = "docs/providers.md#prove-an-account";
+    let proofs = match proofs::last(connection).await {
+        Ok(proofs) => proofs,
+        Err(error) => {
+            let found = format!("cannot be read: {error}");
+            return lines.fault("proofs", found, "run `esimctl migrate` as the owner", see);
+        }
+    };
+    for proof in proofs {
+        let at = proof.proved_at.date();
+        let account = format!("account {} at {}", proof.account, proof.provider);
+        let again = format!("run `esimctl provider prove {}`", proof.provider);
+        if !proof.same_again {
+            let found = format!("{account}: a repeat was sold again on {at}, so none is sent");
+            lines.warning(
+                "proofs",
+                found,
+                "ask the provider, then prove it again",
+                see,
+            );
+        } else if proof.is_old {
+            let found = format!("{account} was proved on {at}, more than a quarter of a year ago");
+            lines.warning("proofs", found, again, see);
+        } else {
+            lines.fine("proofs", format!("{account} was proved on {at}"));
         }
     }
 }

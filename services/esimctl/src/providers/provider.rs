@@ -1,5 +1,6 @@
 //! `esimctl provider`: shows, opens and closes the breakers of the providers, lists the lanes whose
-//! purchases are held back, tries an account ([`crate::provider_check`]), and compares the
+//! purchases are held back, tries an account ([`crate::provider_check`]), proves what it promises
+//! ([`crate::provider_prove`]), and compares the
 //! provider's list of purchases with ours ([`crate::reconcile`]).
 //!
 //! A breaker is a row that all provisioners read, so a change made here stops or resumes the work
@@ -23,6 +24,7 @@ use crate::{
     console::{self, Console},
     output::{TableRow, cells, or_dash, printable, utc},
     provider_check::{self, ProviderCheckArgs},
+    provider_prove::{self, ProviderProveArgs},
     reconcile::{self, Reconcile},
 };
 
@@ -74,6 +76,9 @@ pub enum ProviderCommand {
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
     Check(Box<ProviderCheckArgs>),
+    /// Prove with a few purchases what a provider's documents promise, and give them back
+    #[command(after_help = provider_prove::EXAMPLES)]
+    Prove(Box<ProviderProveArgs>),
     /// Compare the provider's list of purchases with ours: unknown, missing, duplicate or
     /// differently priced
     #[command(after_help = reconcile::EXAMPLES)]
@@ -103,12 +108,17 @@ pub async fn run(command: &ProviderCommand, console: &Console) -> anyhow::Result
     if let ProviderCommand::Check(check) = command {
         return provider_check::run(check, console).await;
     }
+    if let ProviderCommand::Prove(prove) = command {
+        return provider_prove::run(prove, console).await;
+    }
     if let ProviderCommand::Reconcile(reconcile) = command {
         return reconcile::run(reconcile, console).await;
     }
     let mut connection = console.connect().await?;
     let (name, changed) = match command {
-        ProviderCommand::Check(_) | ProviderCommand::Reconcile(_) => return Ok(()),
+        ProviderCommand::Check(_) | ProviderCommand::Prove(_) | ProviderCommand::Reconcile(_) => {
+            return Ok(());
+        }
         ProviderCommand::List { lanes: false } => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";

@@ -4,8 +4,9 @@
 //! purchase is answered with the provider's own order number, and its profiles are asked for by
 //! that number. If the response to a purchase is lost, there is no number, and the protocol has no
 //! look-up by our id. Then [`search`] looks for our id among the eSIMs that were made around the
-//! time of the attempt. A search proves no absence, so such a purchase is never sent again
-//! ([`LookUp::Search`]).
+//! time of the attempt. A search proves no absence ([`LookUp::Search`]), so such a purchase is sent
+//! again only if `esimctl provider prove` has seen at our account that an identical request is the
+//! same purchase, as the reference says.
 //!
 //! The failure table is [`outcome`]. A code that it does not name leaves the outcome unknown.
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
@@ -205,7 +206,8 @@ fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
 impl Provider for EsimAccess {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            purchase_key: false,
+            // "The same transactionId is the same request" (all three prints of the reference).
+            purchase_key: true,
             look_up: LookUp::Search,
             callbacks: true,
             cancel: true,

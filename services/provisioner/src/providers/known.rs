@@ -24,6 +24,9 @@ const KNOWN: [KnownProvider; 5] = [
     zendit::KNOWN,
 ];
 
+/// The length of the digest of an account.
+const DIGEST: usize = 16;
+
 /// Our accounts at all known providers.
 #[derive(Clone, Debug)]
 pub struct Accounts(BTreeMap<&'static str, ProviderAccount>);
@@ -58,6 +61,17 @@ impl Accounts {
     /// The value of a setting of a provider.
     pub fn get(&self, provider: &str, setting: &str) -> Option<&str> {
         self.0.get(provider)?.get(setting)
+    }
+
+    /// A digest that names the account: its address and access key. With another key it is another
+    /// account, of which nothing is proved.
+    pub fn digest(&self, name: &str) -> String {
+        let part = |setting| self.get(name, setting).unwrap_or_default().trim();
+        let url = part("URL").trim_end_matches('/');
+        let text = format!("{name}\n{url}\n{}", part("ACCESS_KEY"));
+        let mut digest = signing::request::digest(text.as_bytes());
+        digest.truncate(DIGEST);
+        digest
     }
 
     /// Creates the adapter of the provider with this name. Errors name the setting.

@@ -62,9 +62,9 @@ pub struct ProviderConnection {
     reason = "each one is a separate capability, and a provider may have any of them"
 )]
 pub struct Capabilities {
-    /// The provider sells a purchase only once, however often it gets our id. Nothing relies on
-    /// this, because it is never more than the provider's word. It only says what a second request
-    /// would do.
+    /// The provider sells a purchase only once, however often it gets our id. That is its word
+    /// only, so nothing relies on it for an account for which `esimctl provider prove` has not seen
+    /// it. Where that is proved, an attempt that nothing else can settle is sent again.
     pub purchase_key: bool,
     pub look_up: LookUp,
     /// The provider calls us, when a profile is ready or when something becomes of an eSIM.
@@ -493,7 +493,9 @@ pub enum ReportSubject {
 pub trait Provider: Send + Sync + 'static {
     /// What the provider can do.
     fn capabilities(&self) -> Capabilities;
-    /// Buys. Called once for each recorded attempt, and only by the process that recorded it.
+    /// Buys. Called once for each recorded attempt, and only by the process that recorded it. Only
+    /// where it is proved that an identical request is the same purchase is it called again, with
+    /// the same purchase, which must lead to the same request.
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,

@@ -10,6 +10,7 @@
 //! - [`hostile`]: responses that no provider should send, each with its class.
 //! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
+//! - [`proofs`]: what `esimctl provider prove` sees, and what a proof changes.
 //! - [`reports`]: what the ingress process that is answering an order is told.
 //! - [`routing`]: options that several providers sell.
 //! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups
@@ -32,6 +33,7 @@ mod hostile_esim_access;
 mod hostile_zendit;
 mod lanes;
 mod operator;
+mod proofs;
 mod reports;
 mod routing;
 mod seller;
