@@ -1075,7 +1075,7 @@ CREATE TABLE provider_proofs (
     -- Of its first request.
     units integer NOT NULL,
     recorded_at timestamptz NOT NULL DEFAULT now(),
-    -- The provider's ids of the purchase; more than one if it has sold it more than once.
+    -- The provider's ids of the purchase if it was sold; more than one if it was sold more than once, ours if it has none.
     reference text,
     -- When nothing of it was left to give back.
     ended_at timestamptz,

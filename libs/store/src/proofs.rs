@@ -42,6 +42,8 @@ pub struct LeftPurchase {
     pub age: Duration,
     /// Whether an identical request was the same purchase, as far as that was seen.
     pub same_again: Option<bool>,
+    /// Whether the provider has said that it has sold it.
+    pub is_sold: bool,
 }
 
 /// The last thing that was proved of an account.
@@ -73,7 +75,7 @@ pub async fn record(
     Ok(())
 }
 
-/// Notes the provider's ids of a purchase.
+/// Notes the provider's ids of a purchase that it has sold; ours if it has none of its own.
 pub async fn note_reference(
     connection: &mut PgConnection,
     id: PlacementId,
@@ -131,7 +133,7 @@ pub async fn left(
     of: ProvedAccount<'_>,
 ) -> Result<Vec<LeftPurchase>> {
     let query = sqlx::query!(
-        r#"SELECT purchase_id, provider_option_id, units, same_again,
+        r#"SELECT purchase_id, provider_option_id, units, same_again, reference IS NOT NULL AS "is_sold!",
                   extract(epoch FROM now() - recorded_at)::float8 AS "age!"
            FROM provider_proofs WHERE provider = $1 AND account = $2 AND ended_at IS NULL ORDER BY recorded_at"#,
         of.provider,
@@ -144,6 +146,7 @@ pub async fn left(
         units: row.units,
         age: age(row.age),
         same_again: row.same_again,
+        is_sold: row.is_sold,
     });
     Ok(left.collect())
 }
@@ -172,6 +175,27 @@ pub async fn last(connection: &mut PgConnection) -> Result<Vec<AccountProof>> {
         r#"SELECT DISTINCT ON (provider, account) provider, account, same_again AS "same_again!",
                   proved_at AS "proved_at!", proved_at < now() - interval '92 days' AS "is_old!"
            FROM provider_proofs WHERE same_again IS NOT NULL ORDER BY provider, account, proved_at DESC"#
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Purchases of proofs that were not given back for a day.
+#[derive(Clone, Debug)]
+pub struct LeftInAccount {
+    pub provider: String,
+    pub account: String,
+    pub purchases: i64,
+    /// When the oldest one was recorded.
+    pub since: OffsetDateTime,
+}
+
+/// The accounts at which purchases of proofs are left.
+pub async fn left_in_accounts(connection: &mut PgConnection) -> Result<Vec<LeftInAccount>> {
+    let query = sqlx::query_as!(
+        LeftInAccount,
+        r#"SELECT provider, account, count(*) AS "purchases!", min(recorded_at) AS "since!"
+           FROM provider_proofs WHERE ended_at IS NULL AND recorded_at < now() - interval '1 day'
+           GROUP BY provider, account ORDER BY provider, account"#
     );
     Ok(query.fetch_all(connection).await?)
 }

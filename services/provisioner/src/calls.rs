@@ -43,8 +43,8 @@ const LONGEST: u32 = 30;
 
 impl Calls {
     /// Sends a purchase. Returns `None`, and sends nothing, if its turn under the rate limit comes
-    /// after `send_by` of the purchase. It ends within `PROVIDER_TIMEOUT` after that time, whatever
-    /// else the adapter has to ask before.
+    /// after `send_by` of the purchase. It ends within the provider's time for a purchase after
+    /// that ([`Provider::purchase_timeout`]), whatever else the adapter has to ask before.
     pub async fn purchase(
         &self,
         lane: &Arc<str>,
@@ -56,7 +56,8 @@ impl Calls {
         }
         let begun = self.limiters.begin(lane, Instant::now());
         let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
-        let purchasing = within((purchase.send_by + self.timeout).monotonic, purchasing);
+        let timeout = self.provider.purchase_timeout(self.timeout);
+        let purchasing = within((purchase.send_by + timeout).monotonic, purchasing);
         let outcome = |response: &PurchaseResponse| match response {
             PurchaseResponse::Bought(_) => Some("bought"),
             PurchaseResponse::Rejected { .. } => Some("rejected"),

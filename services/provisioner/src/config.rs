@@ -65,7 +65,8 @@ pub struct Config {
     /// Timeout of a whole call to a provider
     ///
     /// The outcome of a purchase that takes longer is unknown, so it is looked up before anything
-    /// is bought again.
+    /// is bought again. A purchase at Airalo, which makes the eSIMs before it responds, may take
+    /// six times as long, and a list or a search a minute.
     #[arg(
         long,
         env = "PROVIDER_TIMEOUT",
@@ -226,14 +227,15 @@ impl Config {
     }
 
     /// The lease of a claimed placement. It is long enough for a purchase and a collect, each with
-    /// its wait for the rate limit and its timeout, and for recording the outcome.
-    pub(crate) fn lease(&self) -> Duration {
+    /// its wait for the rate limit and its timeout, and for recording the outcome. `purchase` is
+    /// the timeout of a purchase, which some providers carry out before they respond.
+    pub(crate) fn lease(&self, purchase: Duration) -> Duration {
         let turns = if self.provider_rate == 0 {
             Duration::ZERO
         } else {
             TURNS * 2
         };
-        self.provider_timeout * 2 + turns + Duration::from_secs(10)
+        purchase + self.provider_timeout + turns + Duration::from_secs(10)
     }
 
     /// Refuses what a start refuses after clap has taken it.

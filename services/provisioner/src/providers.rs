@@ -19,8 +19,9 @@ pub use known::Accounts;
 pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, UnsuitableProduct};
 pub use provider::{
     BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
-    DeliveredEsim, EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse,
-    PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderReport, ProviderUnit,
-    ProviderUnitState, Purchase, PurchaseResponse, ReportSubject, Trouble,
+    DeliveredEsim, EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest,
+    LookUpResponse, PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderReport,
+    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, ReportSubject,
+    Trouble,
 };
 pub use text::ProviderId;

@@ -257,7 +257,8 @@ impl ProviderContext {
         // If this process stalled after the claim, a look-up by another process may already have
         // said "not found", and sending the purchase now could make it a second one. So it is sent
         // within the first half of the settling delay or not at all. Then the call also ends within
-        // that delay, because `SETTLE` is more than twice `PROVIDER_TIMEOUT`.
+        // that delay, because `SETTLE` is more than twice `PROVIDER_TIMEOUT`. It may take longer
+        // only at a provider whose "not found" is never believed.
         let purchase = Purchase {
             placement_id: claimed.placement_id,
             items: assign::items(&claimed.topups),

@@ -72,6 +72,7 @@ pub(crate) fn providers(
     } in providers
     {
         let capabilities = provider.capabilities();
+        let lease = config.lease(provider.purchase_timeout(config.provider_timeout));
         let can = AfterDelivery {
             usage: capabilities.usage,
             // Whether an eSIM may be given back is read from what the provider shows of it.
@@ -101,7 +102,7 @@ pub(crate) fn providers(
             unrecorded: Semaphore::new(UNRECORDED),
             first_collects: Semaphore::new(limits_of_look_ups(config).permits),
             park_after: config.park_after,
-            lease: config.lease(),
+            lease,
             shutdown: shutdown.clone(),
         });
         start_workers(config, &context, &parts.nats, &lookout, shutdown);

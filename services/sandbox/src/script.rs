@@ -280,9 +280,18 @@ fn find(option_id: &str) -> Option<(&'static str, Script)> {
     BY_ID.get(&Uuid::parse_str(option_id).ok()?).copied()
 }
 
+/// An id that no product has. `esimctl provider prove` orders it to see how it is refused.
+const NO_PRODUCT: &str = "no-such-product";
+
 /// The script of an option. Any other id has the script `READY`, because a sandbox partner may
 /// order every live option, and the sandbox then gets an id that it does not know.
 pub fn of(option_id: &str) -> Script {
+    if option_id == NO_PRODUCT {
+        return Script {
+            at_post: AtPost::Refuses(NOT_ON_SALE),
+            ..READY
+        };
+    }
     find(option_id).map_or(READY, |(_, script)| script)
 }
 

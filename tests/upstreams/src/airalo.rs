@@ -71,6 +71,35 @@ const FILLERS: usize = 16;
 /// An eSIM of the test mode has this code, whichever it is.
 const TEST_SMDP: &str = "lpa.airalo.com";
 const TEST_CODE: &str = "TEST";
+/// The packages by which the sandbox mode shows refusals, with their codes and reasons (pages on
+/// the sandbox mode and on errors, September 2026).
+const TEST_PACKAGES: [(&str, u32, &str); 5] = [
+    (
+        "test-insufficient-balance-7days-1gb",
+        11,
+        "Insufficient Airalo Credit: 0",
+    ),
+    (
+        "test-maintenance-mode-7days-1gb",
+        13,
+        "The requested operator is currently undergoing maintenance. Please try again later.",
+    ),
+    (
+        "test-disabled-top-up-7days-1gb",
+        23,
+        "The requested top-up has been disabled by the operator.",
+    ),
+    (
+        "test-not-enough-7days-1gb",
+        33,
+        "Insufficient stock of eSIMs remaining: 0. Please try your request again later.",
+    ),
+    (
+        "test-out-of-stock-7days-1gb",
+        34,
+        "The requested eSIM package is invalid or it is currently out of stock.",
+    ),
+];
 /// What our account holds. It never gets less, because nothing here is real.
 const BALANCE: f64 = 100_000.0;
 const MB: u64 = 1024 * 1024;
@@ -218,6 +247,13 @@ async fn order(
     let Some(qty) = quantity.filter(|quantity| (1..=MOST).contains(quantity)) else {
         return invalid("quantity", "The quantity may not be greater than 50.");
     };
+    // A provider that does not do what it documents sells these, too.
+    let faults = sandbox.faults.faults();
+    let lies = faults.is_some_and(|faults| faults.detect_duplicates == Some(false));
+    let test = TEST_PACKAGES.iter().find(|(name, ..)| name == package_id);
+    if let Some((_, code, reason)) = test.filter(|_| !lies) {
+        return unprocessable(Json(refusal(*code, reason)).into_response());
+    }
     let products = vec![Product {
         option_id: package_id.clone(),
         qty,

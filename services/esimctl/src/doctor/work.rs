@@ -1,7 +1,10 @@
 //! The pipeline's own state: which stages run, and what waits. The report is the one that `esimctl
 //! status`, `attention` and the console show.
 
-use desk::operator::health::{self, HealthReport};
+use desk::operator::{
+    health::{self, HealthReport},
+    words::counted,
+};
 use pg::PgConnection;
 use store::proofs;
 
@@ -36,22 +39,39 @@ pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &
     }
 }
 
-/// What was proved of our accounts at providers (`esimctl provider prove`).
+/// What was proved of our accounts at providers (`esimctl provider prove`), and what that left
+/// there.
 async fn proved(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     let see = "docs/providers.md#prove-an-account";
-    let proofs = match proofs::last(connection).await {
-        Ok(proofs) => proofs,
+    let read = async {
+        let proofs = proofs::last(connection).await?;
+        Ok::<_, pg::Error>((proofs, proofs::left_in_accounts(connection).await?))
+    };
+    let (proofs, left) = match read.await {
+        Ok(read) => read,
         Err(error) => {
             let found = format!("cannot be read: {error}");
             return lines.fault("proofs", found, "run `esimctl migrate` as the owner", see);
         }
     };
+    for one in left {
+        let found = format!(
+            "{} of a proof since {} at {} (account {}) may not be given back",
+            counted(one.purchases, "purchase", "purchases"),
+            one.since.date(),
+            one.provider,
+            one.account
+        );
+        let again = format!("run `esimctl provider prove {}`", one.provider);
+        lines.warning("proofs", found, again, see);
+    }
     for proof in proofs {
         let at = proof.proved_at.date();
         let account = format!("account {} at {}", proof.account, proof.provider);
         let again = format!("run `esimctl provider prove {}`", proof.provider);
         if !proof.same_again {
-            let found = format!("{account}: a repeat was sold again on {at}, so none is sent");
+            let found =
+                format!("{account}: a repeat was not the same purchase on {at}, so none is sent");
             lines.warning(
                 "proofs",
                 found,

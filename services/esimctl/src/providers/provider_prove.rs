@@ -9,37 +9,50 @@
 //!
 //! The evidence holds neither keys nor activation codes.
 
-use std::{io::IsTerminal, path::PathBuf, time::Duration};
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::operator::words::counted;
 use provisioner::providers::{Accounts, CallLimits, Capabilities, PacedCalls};
 use runtime::terminal;
 use serde::Serialize;
-use serde_json::json;
 use store::proofs::{self, LeftPurchase, ProvedAccount};
+use tokio::signal::unix::{SignalKind, signal};
 
-use self::steps::{Follows, Proving, Step};
+use self::{
+    purchases::{ProofLine, Purchases},
+    steps::{Follows, Proving, Step},
+};
 use crate::{
     console::Console,
     output::{cells, one_line, table},
 };
 
+mod purchases;
 mod steps;
 
 pub const EXAMPLES: &str = "Examples:
   esimctl provider prove esim-access --option JP-1GB-7D@0.90 --plan
   esimctl provider prove esim-access --option JP-1GB-7D@0.90 --evidence proof.json
   esimctl provider prove esim-access --option JP-1GB-7D@0.90 --batch --yes
+  esimctl provider prove airalo --option change-7days-1gb@1.10
 
 It reads the account from the settings of the provisioner, as `provider check` does. Take the cheapest product, and a time
 without orders, because it watches the balance. It shows what it buys and the most that it costs, and asks. What it has
-bought is given back at the end, where the provider takes eSIMs back. After an interruption run it again: it takes up what
-is left. With --keep the last purchase stays, and the next run, a day later, proves that a repeat is safe for so long.
+bought is given back at the end, where the provider takes eSIMs back. In Airalo's sandbox mode nothing costs anything.
 
---json prints {\"provider\":…,\"account\":…,\"steps\":[{\"question\":…,\"asked\":…,\"came\":…,\"follows\":…}]}. The exit status is
-1 if an answer contradicts what the provider documents.";
+Ctrl-C prints what was bought and is not given back. Run the same command again: it takes up what is left. With --keep the
+last purchase stays, and the next run, a day later, proves that a repeat is safe for so long.
+
+--json prints {\"provider\":…,\"account\":…,\"interrupted\":false,\"steps\":[{\"question\":…,\"asked\":…,\"came\":…,
+\"follows\":…}],\"purchases\":[{\"purchase_id\":…,\"option\":…,\"units\":1,\"references\":[…],\"fate\":…}]}; with --plan
+{\"plan\":[…],\"units_most\":…,\"cost_most\":…}. The exit status is 1 if an answer contradicts what the provider documents,
+or if the proof did not come to its end.";
 
 /// The largest response that is read.
 const RESPONSE_MAX: usize = 64 << 20;
@@ -55,7 +68,7 @@ pub struct ProviderProveArgs {
     /// The product to buy, as options name it: the provider's id, best with the price behind `@`
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     option: String,
-    /// Buy the largest batch, and one unit more, which should be refused
+    /// Buy also as many units as the provider documents for one purchase, and one more
     #[arg(long)]
     batch: bool,
     /// How long to wait before the last repeat: a repeat is proved to be safe for this long
@@ -88,7 +101,19 @@ struct ProofReport<'a> {
     option: &'a str,
     #[serde(with = "time::serde::rfc3339")]
     at: time::OffsetDateTime,
+    /// Whether it did not come to its end.
+    interrupted: bool,
     steps: &'a [Step],
+    purchases: &'a [ProofLine],
+}
+
+/// What is bought, and what that costs at most.
+#[derive(Serialize)]
+struct ProofPlan {
+    plan: Vec<String>,
+    units_most: usize,
+    /// In the currency of the account; `None` if the option names no price.
+    cost_most: Option<String>,
 }
 
 pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result<()> {
@@ -101,6 +126,7 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
     let paced = PacedCalls::without_rate(limits);
     let provider = prove.accounts.connect(&prove.name, paced)?.provider;
     let can = provider.capabilities();
+    let batch = batch(prove)?;
     let account = prove.accounts.digest(&prove.name);
     let mut connection = console.connect().await?;
     let of = ProvedAccount {
@@ -108,11 +134,19 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
         account: &account,
     };
     let left = proofs::left(&mut connection, of).await?;
-    let plan = plan(prove, can, &left);
+    let refused = provider.refused_products().len();
+    let plan = plan(prove, can, &left, (refused, batch));
     if prove.plan {
-        return console.print(&json!({ "plan": plan }), || plan.join("\n"));
+        return console.print(&plan, || plan.plan.join("\n"));
     }
-    confirm(prove, &plan.join("\n"))?;
+    confirm(prove, &plan.plan.join("\n"))?;
+    // A file that cannot be written is told before anything is bought.
+    if let Some(file) = &prove.evidence {
+        std::fs::write(file, "").with_context(|| unwritable(file))?;
+    }
+    let secret = |setting| prove.accounts.get(&prove.name, setting);
+    let secrets = ["ACCESS_KEY", "SECRET_KEY", "CALLBACK_TOKEN"].map(secret);
+    let secrets = secrets.into_iter().flatten().map(str::trim);
     let mut proving = Proving {
         provider,
         can,
@@ -121,34 +155,51 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
         option: &prove.option,
         wait: prove.wait,
         keep: prove.keep,
+        batch,
+        secrets: secrets
+            .filter(|one| !one.is_empty())
+            .map(str::to_owned)
+            .collect(),
         steps: Vec::new(),
+        purchases: Purchases::default(),
     };
-    let interrupted =
-        "the proof was interrupted; run the same command again, and it gives back what is left";
-    tokio::select! {
-        ended = proving.all(left, prove.batch) => ended.context(interrupted)?,
-        _ = tokio::signal::ctrl_c() => bail!("{interrupted}"),
-    }
-    let steps = proving.steps;
+    let ended = tokio::select! {
+        ended = proving.all(left) => ended,
+        signal = stopped() => match signal {
+            Ok(()) => Err(anyhow!("it was told to stop")),
+            Err(error) => Err(error).context("signals cannot be received"),
+        },
+    };
+    let Proving {
+        steps, purchases, ..
+    } = proving;
     let report = ProofReport {
         provider: &prove.name,
         account: &account,
         option: &prove.option,
         at: runtime::clock::now(),
+        interrupted: ended.is_err(),
         steps: &steps,
+        purchases: purchases.lines(),
     };
+    let printed = console.print(&report, || text(&steps, &purchases));
     if let Some(file) = &prove.evidence {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)
-            .with_context(|| format!("cannot write the evidence to {}", file.display()))?;
+            .with_context(|| unwritable(file))?;
     }
-    console.print(&report, || {
-        table(steps.iter().map(|step| {
-            cells!(step:
-                question = step.question.to_owned(), came = step.came.clone(),
-                follows = step.follows.as_str().to_owned(),
-            )
-        }))
-    })?;
+    if let Err(error) = ended {
+        let left = match purchases.left() {
+            Some(left) => format!("not given back: {left}; run the same command again, and it is"),
+            None => "nothing is left to give back".to_owned(),
+        };
+        bail!("the proof did not come to its end ({error:#}); {left}");
+    }
+    printed?;
+    judge(prove, &steps)
+}
+
+/// An error if the provider contradicts its documents.
+fn judge(prove: &ProviderProveArgs, steps: &[Step]) -> anyhow::Result<()> {
     let contradicted = steps
         .iter()
         .filter(|step| step.follows == Follows::Contradicted);
@@ -164,43 +215,100 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
     Ok(())
 }
 
+fn text(steps: &[Step], purchases: &Purchases) -> String {
+    let steps = table(steps.iter().map(|step| {
+        cells!(step:
+            question = step.question.to_owned(), came = step.came.clone(),
+            follows = step.follows.as_str().to_owned(),
+        )
+    }));
+    format!("{steps}\n\n{}", purchases.text())
+}
+
+/// Waits for Ctrl-C, or for whoever ends the process otherwise.
+async fn stopped() -> std::io::Result<()> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminated.recv() => Ok(()),
+    }
+}
+
+fn unwritable(file: &Path) -> String {
+    format!("cannot write the evidence to {}", file.display())
+}
+
+/// The units of the batch to try.
+fn batch(prove: &ProviderProveArgs) -> anyhow::Result<Option<usize>> {
+    if !prove.batch {
+        return Ok(None);
+    }
+    let most = domain::cut::cut(&prove.name).units;
+    let most = most.filter(|most| most.get() > 1).with_context(|| {
+        format!(
+            "{} documents no largest number of units of a purchase: leave --batch out",
+            prove.name
+        )
+    })?;
+    Ok(Some(most.get()))
+}
+
 /// What is bought, what it costs at most, and how it is given back.
-fn plan(prove: &ProviderProveArgs, can: Capabilities, left: &[LeftPurchase]) -> Vec<String> {
+fn plan(
+    prove: &ProviderProveArgs,
+    can: Capabilities,
+    left: &[LeftPurchase],
+    (refused, batch): (usize, Option<usize>),
+) -> ProofPlan {
     let mut plan = Vec::new();
+    let mut units = 1;
     if !left.is_empty() {
+        let repeated = left.iter().filter(|one| one.same_again == Some(true));
+        let repeated: i32 = repeated.map(|one| one.units).sum();
+        units += usize::try_from(repeated).unwrap_or_default();
         plan.push(format!(
             "takes up {} of an earlier proof: looks it up, repeats it once if that was the same purchase before, and \
              gives it back",
             counted(left.len(), "purchase", "purchases")
         ));
     }
-    let mut units = 1;
+    if refused > 0 {
+        plan.push(format!(
+            "asks for {} that the provider refuses, to see how",
+            counted(refused, "product", "products")
+        ));
+    }
     plan.push(format!("buys one unit of {}", prove.option));
     if can.purchase_key {
-        units += 4;
+        // Two repeats, a second purchase that is sent twice, and one of two units.
+        units += 6;
         plan.push(
-            "repeats the identical request at once and after the wait, and then asks for two units under the same id; \
-             if the provider keeps its word, none of these buys anything"
+            "repeats the identical request at once and after the wait, asks for two units under the same id, and buys \
+             one more unit by two identical requests at the same moment; if the provider keeps its word, only the last \
+             of these buys anything"
                 .into(),
         );
     }
-    if prove.batch {
-        units += steps::BATCH * 2 + 1;
+    if let Some(batch) = batch {
+        units += batch * 2 + 1;
         plan.push(format!(
-            "asks for {} units, which the provider should refuse, and for {}",
-            steps::BATCH + 1,
-            steps::BATCH
+            "asks for {} units, which is more than the provider documents, and for {batch}",
+            batch + 1,
         ));
     }
-    let price = prove.option.rsplit_once('@');
-    let price = price.and_then(|(_, price)| price.parse::<f64>().ok());
+    let price = price_of(&prove.option);
+    let cost_most = price.map(|price| {
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        format!("{:.2}", price * f64::from(units))
+    });
     let units_text = counted(units, "unit", "units");
-    plan.push(match price {
-        Some(price) => format!(
-            "costs at most {:.2} ({units_text}), before anything is given back",
-            price * f64::from(u32::try_from(units).unwrap_or(u32::MAX))
+    plan.push(match &cost_most {
+        Some(cost) => format!(
+            "costs at most {cost} ({units_text}), before anything is given back, if the provider keeps no word"
         ),
-        None => format!("costs at most the price of {units_text}, before anything is given back"),
+        None => format!(
+            "costs at most the price of {units_text}, before anything is given back, if the provider keeps no word"
+        ),
     });
     plan.push(
         match (can.give_back && can.usage, prove.keep) {
@@ -212,7 +320,17 @@ fn plan(prove: &ProviderProveArgs, can: Capabilities, left: &[LeftPurchase]) -> 
         }
         .into(),
     );
-    plan
+    ProofPlan {
+        plan,
+        units_most: units,
+        cost_most,
+    }
+}
+
+/// The price behind `@`.
+fn price_of(option: &str) -> Option<f64> {
+    let (_, price) = option.rsplit_once('@')?;
+    price.parse().ok()
 }
 
 /// Asks, unless `--yes` was given. Without a terminal nothing is bought.

@@ -209,6 +209,35 @@ async fn of_work(system: &mut System) {
             ),
         )
         .await;
+    for (same_again, proved, ended, part) in [
+        (
+            true,
+            "100 days",
+            "now()",
+            "more than a quarter of a year ago",
+        ),
+        (
+            false,
+            "1 hour",
+            "now()",
+            "a repeat was not the same purchase",
+        ),
+        (true, "1 hour", "NULL", "1 purchase of a proof since"),
+    ] {
+        let proof = format!(
+            "INSERT INTO provider_proofs (purchase_id, provider, account, provider_option_id, units, recorded_at,
+                 same_again, same_for_s, proved_at, ended_at)
+             VALUES (gen_random_uuid(), 'esim-access', '0123456789abcdef', 'x', 1, now() - interval '2 days',
+                 {same_again}, 60, now() - interval '{proved}', {ended})"
+        );
+        system
+            .by_sql(
+                &proof,
+                "DELETE FROM provider_proofs",
+                ("warning", "proofs", part),
+            )
+            .await;
+    }
     let row = |kind: &str, provider: &str, ago: &str| {
         format!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)

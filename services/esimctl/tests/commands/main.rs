@@ -13,6 +13,7 @@ mod operators;
 mod options;
 mod orders;
 mod output;
+mod prove;
 mod roles;
 mod rotation;
 mod support;

@@ -12,12 +12,17 @@
 //! what is a guess.
 
 mod events;
+mod live;
 mod packages;
 mod prices;
 mod token;
 mod wire;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -45,8 +50,8 @@ use super::{
     price::{self, Price, Terms},
     provider::{
         BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider,
-        ProviderConnection, Purchase, PurchaseResponse, Trouble,
+        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider,
+        ProviderConnection, Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
     text::ProviderId,
 };
@@ -65,6 +70,11 @@ const PAGES: usize = 5;
 /// The maximum number of pages of the catalogue when its prices are read. Without a limit it is one
 /// page, with about 3,200 packages; a longer list than this is not believed.
 const LIST_PAGES: u32 = 20;
+/// An order is carried out before its response, with up to 50 eSIMs, so it may take six times as
+/// long as another call: a minute, by default. Airalo names no time. Others give such orders 60 s:
+/// `kanvas-ecosystem-api`, and the guide of Roamify (read in November 2026). A response that is
+/// given up too early costs most here, because Airalo has no key by which it could be asked again.
+const PURCHASE_TIMEOUTS: u32 = 6;
 /// A day in the filter of a list.
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 
@@ -269,8 +279,11 @@ impl AiraloCalls {
             if page > 1 {
                 self.http.turn().await;
             }
-            let reply = self.call(Asked::get(ORDERS, ORDERS, Some(&query)));
-            let listed: AiraloOrders = match reply.await? {
+            let asked = Asked {
+                size: Size::List,
+                ..Asked::get(ORDERS, ORDERS, Some(&query))
+            };
+            let listed: AiraloOrders = match self.call(asked).await? {
                 Reply::Done(body) => parse(&body)?,
                 Reply::Refused(refusal) => return Err(trouble(&refusal)),
             };
@@ -331,8 +344,11 @@ impl AiraloCalls {
             .append_pair("limit", &PAGE.to_string())
             .append_pair("page", &page.to_string())
             .finish();
-        let reply = self.call(Asked::get(ORDERS, ORDERS, Some(&query)));
-        let listed: AiraloOrders = match reply.await? {
+        let asked = Asked {
+            size: Size::List,
+            ..Asked::get(ORDERS, ORDERS, Some(&query))
+        };
+        let listed: AiraloOrders = match self.call(asked).await? {
             Reply::Done(body) => parse(&body)?,
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
@@ -377,6 +393,43 @@ impl AiraloCalls {
 
     fn bought(&self, orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
         wire::bought(orders, |package| self.prices.install_window(package))
+    }
+
+    /// Asks for lists whose shape the documents leave open.
+    async fn ask_live(&self) -> Vec<LiveAnswer> {
+        let mut answers = Vec::new();
+        for (question, path, query) in [
+            ("the whole list of packages", PACKAGES, None),
+            (
+                "the second page of the list of packages",
+                PACKAGES,
+                Some("limit=1&page=2"),
+            ),
+            ("the largest page of orders", ORDERS, Some("limit=1000")),
+        ] {
+            self.http.turn().await;
+            let began = Instant::now();
+            let asked = Asked {
+                size: Size::List,
+                ..Asked::get(path, path, query)
+            };
+            let shape = match self.call(asked).await {
+                Ok(Reply::Done(body)) => live::shape(&body),
+                Ok(Reply::Refused(refusal)) => Err(trouble(&refusal)),
+                Err(trouble) => Err(trouble),
+            };
+            let seconds = began.elapsed().as_secs();
+            answers.push(LiveAnswer {
+                question,
+                asked: format!("GET {path}?{}", query.unwrap_or_default()),
+                came: match shape {
+                    Ok(shape) => format!("{shape}, after {seconds} s"),
+                    Err(trouble) => trouble.reason().to_owned(),
+                },
+                is_documented: None,
+            });
+        }
+        answers
     }
 
     /// The packages of one page with their prices.
@@ -481,9 +534,11 @@ impl Airalo {
             ("type", "sim"),
             ("description", &purchase.placement_id.to_string()),
         ]);
+        let timeout = self.purchase_timeout(self.calls.http.timeout());
         let asked = Asked {
             method: Method::POST,
             body: Some(form),
+            size: Size::Purchase(timeout),
             ..Asked::get(ORDERS, ORDERS, None)
         };
         let order = match self.calls.call_with(&token, asked).await? {
@@ -529,6 +584,18 @@ impl Provider for Airalo {
             catalogue: true,
             purchases: true,
         }
+    }
+
+    fn purchase_timeout(&self, of_each_call: Duration) -> Duration {
+        of_each_call * PURCHASE_TIMEOUTS
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        live::REFUSED
+    }
+
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
+        self.calls.ask_live().boxed()
     }
 
     fn clock_ahead(&self) -> Option<i64> {

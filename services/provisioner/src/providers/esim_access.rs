@@ -36,8 +36,9 @@ use super::{
     price,
     provider::{
         BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
+        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
+        PacedCalls, Provider, ProviderConnection, Purchase, PurchaseResponse, RefusedProduct,
+        Trouble,
     },
     text::ProviderId,
 };
@@ -175,6 +176,39 @@ impl EsimAccess {
     }
 }
 
+impl EsimAccess {
+    /// Whether the list of eSIMs takes a time as the reference writes it, and as others do. By
+    /// which time it selects shows the delay until a purchase is found.
+    async fn ask(&self) -> Vec<LiveAnswer> {
+        let until = runtime::clock::now();
+        let since = until - std::time::Duration::from_mins(10);
+        let written = within(since, until).unwrap_or_default();
+        let other = json!({
+            "startTime": client::spaced(since),
+            "endTime": client::spaced(until),
+        });
+        let mut answers = Vec::new();
+        for (question, filter, is_documented) in [
+            ("a time as the reference writes it", written, true),
+            ("a time with a blank and seconds", other, false),
+        ] {
+            self.client.http.turn().await;
+            let (came, is_listed) = match self.client.page(&filter, 1).await {
+                Ok(Ok(page)) => (format!("{} eSIMs", page.esim_list.len()), Some(true)),
+                Ok(Err(failure)) => (failure.trouble().reason().to_owned(), Some(false)),
+                Err(trouble) => (trouble.reason().to_owned(), None),
+            };
+            answers.push(LiveAnswer {
+                question,
+                asked: format!("the eSIMs since {}", filter["startTime"]),
+                came,
+                is_documented: is_listed.filter(|_| is_documented),
+            });
+        }
+        answers
+    }
+}
+
 /// The request of a purchase. The price of a package is sent if the option names one, so that the
 /// provider refuses a purchase at another price. The sum is sent only if it is known.
 fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
@@ -217,6 +251,17 @@ impl Provider for EsimAccess {
             catalogue: true,
             purchases: true,
         }
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        &[RefusedProduct {
+            product: "no-such-product",
+            code: "310241",
+        }]
+    }
+
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
+        self.ask().boxed()
     }
 
     fn clock_ahead(&self) -> Option<i64> {

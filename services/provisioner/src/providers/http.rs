@@ -78,8 +78,12 @@ pub(super) struct Call<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     /// An order, or something else of the size of one: the limits of
-    /// [`CallLimits`](super::CallLimits) hold.
+    /// [`CallLimits`](super::CallLimits) hold. Purchases that the provider carries out later,
+    /// look-ups by an id, and calls about delivered eSIMs are such calls. None of the documents
+    /// names a time for them, and a longer one would only keep their permits.
     Ordinary,
+    /// A purchase that the provider carries out before it responds. It has this time instead.
+    Purchase(Duration),
     /// A list, of which providers send thousands of entries at once: [`LIST_MAX`] and
     /// [`LIST_TIMEOUT`] hold instead, if they allow more.
     List,
@@ -89,7 +93,8 @@ pub(super) enum Size {
 /// Airalo: about 3,200 packages in one response (September 2026), each 2.3 to 4 KB by its examples,
 /// so 13 MB.
 const LIST_MAX: usize = 32 << 20;
-/// The timeout of reading a list.
+/// The timeout of reading a list, and of a search, which reads one: what a provider sends of 13 MB
+/// takes longer than an order.
 const LIST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The body of a request. It is made before the request, because some protocols sign it.
@@ -152,6 +157,11 @@ impl Http {
             defined,
             clock_ahead: AtomicI64::new(i64::MIN),
         })
+    }
+
+    /// The timeout of a call (`PROVIDER_TIMEOUT`).
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Waits for the turn of one more call under `PROVIDER_RATE`. [`crate::calls`] has waited for
@@ -247,12 +257,14 @@ impl Http {
                 .body(body.bytes);
         }
         let (response_max, setting) = match call.size {
-            Size::Ordinary => (self.response_max, " (MAX_UNITS)"),
+            Size::Ordinary | Size::Purchase(_) => (self.response_max, " (MAX_UNITS)"),
             Size::List => (self.response_max.max(LIST_MAX), ""),
         };
-        if call.size == Size::List {
-            request = request.timeout(self.timeout.max(LIST_TIMEOUT));
-        }
+        request = match call.size {
+            Size::Ordinary => request,
+            Size::Purchase(timeout) => request.timeout(timeout),
+            Size::List => request.timeout(self.timeout.max(LIST_TIMEOUT)),
+        };
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
         *received = Some(status);

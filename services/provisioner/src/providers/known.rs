@@ -131,17 +131,17 @@ impl FromArgMatches for Accounts {
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt::Write, time::Duration};
+    use std::{fmt::Write, sync::Arc, time::Duration};
 
     use domain::cut::{Cut, cut};
 
     use super::*;
-    use crate::providers::{CallLimits, Capabilities, LookUp};
+    use crate::providers::{CallLimits, Capabilities, LookUp, Provider};
 
     const BEGIN: &str = "<!-- Made from the adapters: UPDATE_DOCS=1 tests/run test -- -p provisioner the_table -->\n";
     const END: &str = "<!-- end -->\n";
 
-    fn capabilities(known: &KnownProvider) -> Capabilities {
+    fn provider(known: &KnownProvider) -> Arc<dyn Provider> {
         testkit::http::client().unwrap(); // This installs the TLS provider.
         let accounts = Accounts::default()
             .with(known.name, "URL", "http://127.0.0.1:9")
@@ -151,8 +151,25 @@ mod tests {
             timeout: Duration::from_secs(1),
             response_max: 1,
         });
-        let connection = accounts.connect(known.name, paced).unwrap();
-        connection.provider.capabilities()
+        accounts.connect(known.name, paced).unwrap().provider
+    }
+
+    fn capabilities(known: &KnownProvider) -> Capabilities {
+        provider(known).capabilities()
+    }
+
+    #[test]
+    fn a_purchase_takes_longer_than_a_call_only_where_no_absence_is_believed() {
+        let each = Duration::from_secs(10);
+        for known in KNOWN {
+            let timeout = provider(&known).purchase_timeout(each);
+            let is_exact = capabilities(&known).look_up == LookUp::Exact;
+            assert!(
+                timeout >= each && (timeout == each || !is_exact),
+                "{}",
+                known.name
+            );
+        }
     }
 
     fn bought_at_once(cut: Cut) -> String {

@@ -489,6 +489,24 @@ pub enum ReportSubject {
     Account,
 }
 
+/// A product that a provider documents to be refused, with the code of the refusal.
+#[derive(Clone, Copy, Debug)]
+pub struct RefusedProduct {
+    pub product: &'static str,
+    pub code: &'static str,
+}
+
+/// What a live account has answered to a question that the documents leave open.
+#[derive(Clone, Debug)]
+pub struct LiveAnswer {
+    pub question: &'static str,
+    pub asked: String,
+    /// One short line.
+    pub came: String,
+    /// Whether that is what the provider documents; `None` if no document says what should come.
+    pub is_documented: Option<bool>,
+}
+
 /// The adapter of one provider: it translates between our calls and the provider's protocol.
 pub trait Provider: Send + Sync + 'static {
     /// What the provider can do.
@@ -558,6 +576,21 @@ pub trait Provider: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
         let reason = "this provider takes no eSIM back".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// How long the response to a purchase may take. By default that is the timeout of every call
+    /// (`PROVIDER_TIMEOUT`). It must not be more with [`LookUp::Exact`], because a purchase has to
+    /// end before a look-up may say that there is none, and `SETTLE` is compared with that setting.
+    fn purchase_timeout(&self, of_each_call: Duration) -> Duration {
+        of_each_call
+    }
+    /// Products that the provider refuses, for `esimctl provider prove` to try how.
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        &[]
+    }
+    /// Asks what only a live account can answer about this protocol alone, for `esimctl provider
+    /// prove`. Buys nothing.
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
+        std::future::ready(Vec::new()).boxed()
     }
     /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the
     /// header `Date`; negative if it was behind. `None` before any response, or without the header.

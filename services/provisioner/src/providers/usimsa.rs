@@ -33,9 +33,9 @@ use super::{
     http::{Call, CallBody, Http, Size, parse},
     provider::{
         BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        ProfileFault, Provider, ProviderConnection, ProviderUnit, ProviderUnitState, Purchase,
-        PurchaseResponse, Trouble, UnitFields, filled,
+        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
+        PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderUnit, ProviderUnitState,
+        Purchase, PurchaseResponse, RefusedProduct, Trouble, UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -282,6 +282,45 @@ impl Usimsa {
 }
 
 impl Usimsa {
+    /// Asks for an order that does not exist, and sends an order of nothing: which code comes, and
+    /// with which kind of HTTP status, is not documented, or only by other clients.
+    async fn ask(&self) -> Vec<LiveAnswer> {
+        let id = PlacementId::new();
+        let told = |question, asked, reply: Result<Reply, Trouble>| {
+            let came = match reply {
+                Ok(reply) if reply.is_success => {
+                    format!("code {} with HTTP success", one_line(&reply.code))
+                }
+                Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
+                Err(trouble) => trouble.reason().to_owned(),
+            };
+            LiveAnswer {
+                question,
+                asked,
+                came,
+                is_documented: None,
+            }
+        };
+        let path = format!("{ORDER}/{id}");
+        let absent = self.call(Method::GET, &path, FETCH, None).await;
+        self.http.turn().await;
+        let nothing = json!({ "orderId": id, "products": [] });
+        let malformed = self.call(Method::POST, ORDER, ORDER, Some(&nothing)).await;
+        vec![
+            told(
+                "the code of an order that does not exist",
+                format!("GET {ORDER}/ID"),
+                absent,
+            ),
+            // One client has seen `9998`; no document names a code.
+            told(
+                "the code of a malformed order",
+                format!("POST {ORDER} without products"),
+                malformed,
+            ),
+        ]
+    }
+
     /// What USIMSA shows of an eSIM: the data that it has used, and whether it is installed. It
     /// does not show whether it would take the eSIM back. No source says how old the figures are.
     async fn shown(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
@@ -391,6 +430,18 @@ impl Provider for Usimsa {
             catalogue: false,
             purchases: false,
         }
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        // "9001: product not valid" (quoted from its Postman page by a client).
+        &[RefusedProduct {
+            product: "no-such-product",
+            code: "9001",
+        }]
+    }
+
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
+        self.ask().boxed()
     }
 
     fn clock_ahead(&self) -> Option<i64> {

@@ -37,7 +37,7 @@ use super::{
     provider::{
         BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        Provider, ProviderConnection, Purchase, PurchaseResponse, Trouble,
+        Provider, ProviderConnection, Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
     text::one_line,
 };
@@ -310,6 +310,13 @@ impl Provider for Zendit {
             catalogue: true,
             purchases: true,
         }
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        &[RefusedProduct {
+            product: "no-such-product",
+            code: "NOT_FOUND",
+        }]
     }
 
     fn clock_ahead(&self) -> Option<i64> {

@@ -10,7 +10,7 @@
 //! - [`hostile`]: responses that no provider should send, each with its class.
 //! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
-//! - [`proofs`]: what `esimctl provider prove` sees, and what a proof changes.
+//! - [`proofs`]: what a proof of our account changes.
 //! - [`reports`]: what the ingress process that is answering an order is told.
 //! - [`routing`]: options that several providers sell.
 //! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups

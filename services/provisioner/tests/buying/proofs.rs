@@ -1,114 +1,12 @@
-//! `esimctl provider prove` against a provider that keeps its word and one that does not, and what
-//! a proof changes: only with one that holds for our account is a purchase without an answer
-//! settled by its repeat.
+//! What a proof of `esimctl provider prove` changes: only with one that holds for our account is a
+//! purchase without an answer settled by its repeat. How a proof is made is tested in
+//! services/esimctl/tests/commands/prove.rs.
 
-use domain::PlacementId;
-use serde_json::{Value, json};
-use uuid::Uuid;
-
-use crate::support::{ACCESS_KEY, Bench, SECRET_KEY, provider_option};
+use crate::support::Bench;
 
 /// A provisioner that buys at eSIM Access.
 async fn bench() -> Bench {
     Bench::start(|config| config.providers = ["esim-access".to_owned()].into()).await
-}
-
-async fn prove(bench: &Bench, more: &str) -> Value {
-    let option = provider_option("ready");
-    let command = format!("provider prove esim-access --option {option}@1.50 {more}");
-    bench.esimctl(&command).await
-}
-
-/// The purchases of all proofs: our id, what was said of its repeat, and whether nothing is left.
-async fn rows(bench: &Bench) -> Vec<(Uuid, Option<bool>, bool)> {
-    let rows = "SELECT purchase_id, same_again, ended_at IS NOT NULL FROM provider_proofs
-                ORDER BY recorded_at";
-    sqlx::query_as(rows).fetch_all(&bench.pool).await.unwrap()
-}
-
-/// What follows from the answer to a question.
-fn follows<'a>(report: &'a Value, question: &str) -> &'a str {
-    let steps = report["steps"].as_array().into_iter().flatten();
-    let mut answers = steps.filter(|step| step["question"] == question);
-    let answer = answers.next().and_then(|step| step["follows"].as_str());
-    answer.unwrap_or_default()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_provider_that_keeps_its_word_is_proved_and_gets_everything_back() {
-    let bench = bench().await;
-    let plan = prove(&bench, "--plan").await;
-    let plan = plan["plan"].to_string();
-    assert!(plan.contains("costs at most 7.50 (5 units)"), "{plan}");
-    assert!(rows(&bench).await.is_empty());
-    let asked = prove(&bench, "--wait 1s").await["error"].to_string();
-    assert!(asked.contains("nothing was bought"), "{asked}");
-
-    let kept = prove(&bench, "--wait 1s --keep --yes").await;
-    let id = match rows(&bench).await[..] {
-        [(id, Some(true), false)] => PlacementId::from(id),
-        ref other => panic!("{other:?} {kept}"),
-    };
-    assert_eq!(bench.sandbox.bought(id).await, (1, 1), "{kept}");
-    assert_eq!(bench.sandbox.canceled(id).await, 0);
-
-    // The next run takes up what was kept.
-    let report = prove(&bench, "--wait 1s --batch --yes").await;
-    for (question, expected) in [
-        ("a purchase that does not exist", "documented"),
-        ("the identical request much later", "documented"),
-        ("a purchase", "documented"),
-        ("the identical request at once", "documented"),
-        ("the identical request later", "documented"),
-        ("the same id with another count", "seen"),
-        ("the delay until the purchase is found", "seen"),
-        ("giving back twice", "seen"),
-        ("giving back", "documented"),
-        ("one unit more than a batch", "unanswered"),
-        ("a whole batch", "documented"),
-    ] {
-        assert_eq!(follows(&report, question), expected, "{question}: {report}");
-    }
-    assert_eq!(bench.sandbox.canceled(id).await, 1, "{report}");
-    let rows = rows(&bench).await;
-    assert_eq!(rows.len(), 4, "{rows:?}");
-    for (id, _, is_ended) in rows {
-        let id = PlacementId::from(id);
-        let (purchases, units) = bench.sandbox.bought(id).await;
-        assert!(purchases <= 1, "{report}");
-        assert_eq!(bench.sandbox.canceled(id).await, units, "{report}");
-        // What was perhaps not refused is asked about again.
-        assert_eq!(is_ended, units > 0, "{report}");
-    }
-    // No key and no code is in the evidence.
-    let evidence = report.to_string().replace("esim-access", "");
-    for secret in [ACCESS_KEY, SECRET_KEY, "LPA:", "smdp"] {
-        assert!(!evidence.contains(secret), "{secret}: {evidence}");
-    }
-    // What a proof has bought is no surplus.
-    let compared = bench
-        .esimctl("provider reconcile esim-access --since 1h")
-        .await;
-    assert_eq!(compared["ledger"]["orphans"], 0, "{compared}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_provider_that_sells_a_repeat_again_is_caught() {
-    let bench = bench().await;
-    let lies = json!({ "detect_duplicates": false });
-    bench.sandbox.faults(lies).await;
-    let report = prove(&bench, "--wait 1s --yes").await;
-    let error = report["error"].as_str().unwrap_or_default();
-    assert!(error.contains("does not do what it documents"), "{report}");
-    assert!(error.contains("sold a second time"), "{report}");
-    let rows = rows(&bench).await;
-    let [(id, Some(false), true)] = rows[..] else {
-        panic!("{rows:?} {report}");
-    };
-    // Both are given back, and it was not tried a third time.
-    let id = PlacementId::from(id);
-    assert_eq!(bench.sandbox.bought(id).await, (2, 2));
-    assert_eq!(bench.sandbox.canceled(id).await, 2);
 }
 
 /// Stores a proof of an account, as `esimctl provider prove` does.

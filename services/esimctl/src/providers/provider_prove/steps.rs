@@ -1,7 +1,7 @@
 //! The steps of a proof, each with what was asked, what came and what follows.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,18 +9,19 @@ use std::{
 use domain::PlacementId;
 use pg::PgConnection;
 use provisioner::providers::{
-    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, LookUpRequest,
-    LookUpResponse, Provider, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
+    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, LookUp, LookUpRequest,
+    LookUpResponse, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
+    PurchaseResponse, Trouble,
 };
-use runtime::clock::Moment;
+use runtime::{clock::Moment, terminal};
 use serde::Serialize;
 use store::proofs::{self, LeftPurchase, ProofPurchase, ProvedAccount};
 
+use super::purchases::{ProofBuy, ProofFate, Purchases};
 use crate::provider_check::describe;
 
-/// The largest batch of eSIM Access (reference of April 2026).
-pub const BATCH: usize = 30;
-/// How long a new purchase may be missing in the provider's list, and profiles in a purchase.
+/// How long a new purchase may be missing in the provider's list, and profiles in a purchase. eSIM
+/// Access allocates them within 30 s (reference of April 2026).
 const LISTED_WITHIN: Duration = Duration::from_secs(90);
 /// How often the provider is asked meanwhile.
 const PACE: Duration = Duration::from_secs(3);
@@ -72,52 +73,40 @@ pub struct Proving<'a> {
     pub option: &'a str,
     pub wait: Duration,
     pub keep: bool,
+    /// The largest number of units of a purchase that is tried, and one more; `None`: neither.
+    pub batch: Option<usize>,
+    /// What must not be in the evidence, whatever the provider says.
+    pub secrets: Vec<String>,
     pub steps: Vec<Step>,
-}
-
-/// A purchase of this or of an earlier proof.
-struct ProofBuy {
-    id: PlacementId,
-    option: String,
-    units: usize,
-    /// How old it was when this process first knew it, and when that was.
-    age: Duration,
-    since: Instant,
-    references: BTreeSet<String>,
-}
-
-impl ProofBuy {
-    fn age(&self) -> Duration {
-        self.age + self.since.elapsed()
-    }
-
-    /// A look-up by our id only.
-    fn by_id(&self) -> LookUpRequest {
-        LookUpRequest {
-            placement_id: self.id,
-            reference: None,
-            attempt_age: self.age(),
-            arrives_within: Duration::from_mins(1),
-        }
-    }
-
-    /// Adds an id of the provider. Returns whether it is another one than those before.
-    fn add(&mut self, bought: &BoughtUnits) -> bool {
-        let Some(reference) = &bought.reference else {
-            return false;
-        };
-        let knew = !self.references.is_empty();
-        self.references.insert(reference.as_str().to_owned()) && knew
-    }
+    pub purchases: Purchases,
 }
 
 impl Proving<'_> {
-    pub async fn all(&mut self, left: Vec<LeftPurchase>, batch: bool) -> anyhow::Result<()> {
+    pub async fn all(&mut self, left: Vec<LeftPurchase>) -> anyhow::Result<()> {
+        for one in &left {
+            let fate = if one.is_sold {
+                ProofFate::Bought
+            } else {
+                ProofFate::Unclear
+            };
+            self.purchases.mark(&ProofBuy::of(one), fate);
+        }
         self.ask_for_nothing().await;
+        for answer in self.provider.ask_live().await {
+            let follows = match answer.is_documented {
+                Some(true) => Follows::Documented,
+                Some(false) => Follows::Contradicted,
+                None => Follows::Seen,
+            };
+            self.note(answer.question, &answer.asked, &answer.came, follows);
+        }
         for one in left {
             self.take_up(one).await?;
         }
-        if let Some(mut bought) = self.buy("a purchase", 1).await? {
+        for refused in self.provider.refused_products() {
+            self.refused(refused.product, refused.code).await?;
+        }
+        if let Some(mut bought) = self.buy("a purchase", self.option, 1).await? {
             let mut is_same = true;
             if self.can.purchase_key {
                 is_same = self
@@ -125,6 +114,9 @@ impl Proving<'_> {
                     .await?;
             }
             self.list(&mut bought).await;
+            if self.can.purchase_key && is_same {
+                is_same = self.twins().await?;
+            }
             if self.can.purchase_key && is_same && !self.wait.is_zero() {
                 tokio::time::sleep(self.wait).await;
                 is_same = self
@@ -136,21 +128,26 @@ impl Proving<'_> {
             }
             self.end(bought, self.keep).await?;
         }
-        if batch {
-            if let Some(bought) = self.buy("one unit more than a batch", BATCH + 1).await? {
-                self.end(bought, false).await?;
-            }
-            if let Some(bought) = self.buy("a whole batch", BATCH).await? {
-                self.end(bought, false).await?;
+        if let Some(batch) = self.batch {
+            for (question, units) in [
+                ("one unit more than a batch", batch + 1),
+                ("a whole batch", batch),
+            ] {
+                if let Some(bought) = self.buy(question, self.option, units).await? {
+                    self.end(bought, false).await?;
+                }
             }
         }
         Ok(())
     }
 
-    fn note(&mut self, question: &'static str, asked: &str, came: String, follows: Follows) {
+    /// Notes a step, and tells it at once, because a proof takes minutes.
+    fn note(&mut self, question: &'static str, asked: &str, came: &str, follows: Follows) {
+        let came = without_secrets(came, &self.secrets);
+        terminal::say(format_args!("esimctl: {question}: {came}"));
         self.steps.push(Step {
             question,
-            asked: asked.to_owned(),
+            asked: without_secrets(asked, &self.secrets),
             came,
             follows,
         });
@@ -167,44 +164,108 @@ impl Proving<'_> {
         let (came, follows) = match self.provider.look_up(&nothing).await {
             Ok(LookUpResponse::NotFound) => ("there is none".to_owned(), Follows::Documented),
             Ok(LookUpResponse::Found(_)) => ("one was found".to_owned(), Follows::Contradicted),
+            // The provider has answered, and no document says how.
+            Err(trouble @ Trouble::Unknown(_)) => (describe(&trouble), Follows::Seen),
             Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
         let asked = "a look-up of an id that was never sent";
-        self.note("a purchase that does not exist", asked, came, follows);
+        self.note("a purchase that does not exist", asked, &came, follows);
+    }
+
+    /// Orders a product that the provider refuses by this code, by its documents.
+    async fn refused(&mut self, product: &str, code: &str) -> anyhow::Result<()> {
+        let bought = self.record(product, 1).await?;
+        let response = self.send(&bought, 1).await;
+        let asked = format!("a purchase of {product}");
+        let is_by_code = |text: &str| {
+            text.split(|character: char| !character.is_alphanumeric())
+                .any(|word| word == code)
+        };
+        let (came, follows) = match &response {
+            Ok(PurchaseResponse::Bought(_)) => ("it was sold".to_owned(), Follows::Contradicted),
+            Ok(PurchaseResponse::Rejected { status, message }) if status == code => (
+                format!("refused with {status}: {message}"),
+                Follows::Documented,
+            ),
+            Ok(PurchaseResponse::Rejected { status, message }) => {
+                (format!("refused with {status}: {message}"), Follows::Seen)
+            }
+            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), Follows::Unanswered),
+            Err(trouble) if is_by_code(trouble.reason()) => {
+                (describe(trouble), Follows::Documented)
+            }
+            Err(trouble) => (describe(trouble), Follows::Unanswered),
+        };
+        // The documented code of what is not for sale says that nothing was sold, also where we
+        // would not rely on it.
+        let is_refused = follows == Follows::Documented;
+        self.note("a product that is refused", &asked, &came, follows);
+        if let Some(bought) = self.sent(bought, &response, is_refused).await? {
+            self.end(bought, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Records a purchase, before it is sent.
+    async fn record(&mut self, option: &str, units: usize) -> anyhow::Result<ProofBuy> {
+        let bought = ProofBuy::new(option, units);
+        let record = ProofPurchase {
+            id: bought.id,
+            provider_option_id: option,
+            units: i32::try_from(units)?,
+        };
+        proofs::record(self.connection, self.of, record).await?;
+        self.purchases.mark(&bought, ProofFate::Unclear);
+        Ok(bought)
+    }
+
+    /// Notes what became of a purchase that was sent. `None` if nothing was bought for certain.
+    async fn sent(
+        &mut self,
+        mut bought: ProofBuy,
+        response: &Result<PurchaseResponse, Trouble>,
+        is_refused: bool,
+    ) -> anyhow::Result<Option<ProofBuy>> {
+        if let Ok(PurchaseResponse::Bought(first)) = response {
+            bought.add(first);
+            self.purchases.mark(&bought, ProofFate::Bought);
+        }
+        self.note_references(&bought).await?;
+        let is_nothing = matches!(
+            response,
+            Ok(PurchaseResponse::Rejected { .. } | PurchaseResponse::RefusedHere(_))
+                | Err(Trouble::NotSent(_)
+                    | Trouble::Denied(_)
+                    | Trouble::Busy { .. }
+                    | Trouble::Waiting { .. })
+        );
+        if is_nothing || is_refused {
+            self.purchases.mark(&bought, ProofFate::NotBought);
+            self.store(bought.id, true).await?;
+            return Ok(None);
+        }
+        Ok(Some(bought))
     }
 
     /// Records a purchase, sends it, and tells what came. `None` if nothing was bought for certain.
     async fn buy(
         &mut self,
         question: &'static str,
+        option: &str,
         units: usize,
     ) -> anyhow::Result<Option<ProofBuy>> {
-        let mut bought = ProofBuy {
-            id: PlacementId::new(),
-            option: self.option.to_owned(),
-            units,
-            age: Duration::ZERO,
-            since: Instant::now(),
-            references: BTreeSet::new(),
-        };
-        let record = ProofPurchase {
-            id: bought.id,
-            provider_option_id: self.option,
-            units: i32::try_from(units)?,
-        };
-        proofs::record(self.connection, self.of, record).await?;
-        let is_too_many = units > BATCH;
+        let bought = self.record(option, units).await?;
+        let is_too_many = self.batch.is_some_and(|batch| units > batch);
+        let before = self.balance().await;
         let response = self.send(&bought, units).await;
+        let after = self.balance().await;
+        let paid = paid(before, after);
         let (came, follows) = match &response {
-            Ok(PurchaseResponse::Bought(first)) => {
-                bought.add(first);
-                let follows = if is_too_many {
-                    Follows::Contradicted
-                } else {
-                    Follows::Documented
-                };
-                ("it was sold".to_owned(), follows)
+            // More than the documents promise: we buy no more than they say, all the same.
+            Ok(PurchaseResponse::Bought(_)) if is_too_many => {
+                (format!("it was sold all the same{paid}"), Follows::Seen)
             }
+            Ok(PurchaseResponse::Bought(_)) => (format!("it was sold{paid}"), Follows::Documented),
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 let follows = if is_too_many {
                     Follows::Documented
@@ -213,33 +274,12 @@ impl Proving<'_> {
                 };
                 (format!("refused with {status}: {message}"), follows)
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => {
-                (format!("not sent: {why}"), Follows::Unanswered)
-            }
-            Err(trouble) => (describe(trouble), Follows::Unanswered),
+            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), Follows::Unanswered),
+            Err(trouble) => (format!("{}{paid}", describe(trouble)), Follows::Unanswered),
         };
-        self.note(
-            question,
-            &format!("{units} units under a new id"),
-            came,
-            follows,
-        );
-        self.note_references(&bought).await?;
-        let is_nothing = matches!(
-            response,
-            Ok(PurchaseResponse::Rejected { .. } | PurchaseResponse::RefusedHere(_))
-                | Err(
-                    Trouble::NotSent(_)
-                        | Trouble::Denied(_)
-                        | Trouble::Busy { .. }
-                        | Trouble::Waiting { .. }
-                )
-        );
-        if is_nothing {
-            self.store(bought.id, true).await?;
-            return Ok(None);
-        }
-        Ok(Some(bought))
+        let asked = format!("{units} units under a new id");
+        self.note(question, &asked, &came, follows);
+        self.sent(bought, &response, false).await
     }
 
     async fn send(&self, bought: &ProofBuy, units: usize) -> Result<PurchaseResponse, Trouble> {
@@ -274,10 +314,51 @@ impl Proving<'_> {
         let age = bought.age();
         let response = self.send(bought, bought.units).await;
         let after = self.balance().await;
-        let has_paid =
-            matches!((before, after), (Some(before), Some(after)) if after < before - CENT);
         let asked = format!("the same request, {} s after the purchase", age.as_secs());
-        let (came, is_same) = match response {
+        let (came, is_same) = self.compare(bought, response, (before, after)).await;
+        self.same(question, &asked, (came, is_same), bought, age)
+            .await
+    }
+
+    /// Sends two identical requests at the same moment, as it happens if the answer to the first
+    /// one is late and not lost.
+    async fn twins(&mut self) -> anyhow::Result<bool> {
+        let mut bought = self.record(self.option, 1).await?;
+        let (first, second) = tokio::join!(self.send(&bought, 1), self.send(&bought, 1));
+        let (first, second) = match (first, second) {
+            (Err(trouble), other) => (other, Err(trouble)),
+            both => both,
+        };
+        let question = "two identical requests at the same moment";
+        let asked = "one unit under a new id, twice";
+        let (came, is_same) = match &first {
+            Ok(PurchaseResponse::Bought(one)) => {
+                bought.add(one);
+                self.purchases.mark(&bought, ProofFate::Bought);
+                self.compare(&mut bought, second, (None, None)).await
+            }
+            Ok(PurchaseResponse::Rejected { status, message }) => {
+                (format!("refused with {status}: {message}"), None)
+            }
+            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), None),
+            Err(trouble) => (describe(trouble), None),
+        };
+        let is_same = self
+            .same(question, asked, (came, is_same), &bought, Duration::ZERO)
+            .await?;
+        self.end(bought, false).await?;
+        Ok(is_same)
+    }
+
+    /// Whether the response to a repeat shows the same purchase; `None` if it does not tell.
+    async fn compare(
+        &self,
+        bought: &mut ProofBuy,
+        response: Result<PurchaseResponse, Trouble>,
+        balance: (Option<f64>, Option<f64>),
+    ) -> (String, Option<bool>) {
+        let has_paid = matches!(balance, (Some(before), Some(after)) if after < before - CENT);
+        match response {
             Ok(PurchaseResponse::Bought(again)) if bought.add(&again) => (
                 "it was sold a second time, under another number".to_owned(),
                 Some(false),
@@ -290,7 +371,9 @@ impl Proving<'_> {
                 let listed = self.listed(bought).await.len();
                 if listed > bought.units {
                     (
-                        format!("{listed} units are listed under its id"),
+                        format!(
+                            "{listed} units are listed under its id, so it was sold a second time"
+                        ),
                         Some(false),
                     )
                 } else {
@@ -300,15 +383,26 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 (format!("refused with {status}: {message}"), Some(false))
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => (format!("not sent: {why}"), None),
+            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(&why), None),
             Err(trouble) => (describe(&trouble), None),
-        };
+        }
+    }
+
+    /// Notes whether a repeat was the same purchase.
+    async fn same(
+        &mut self,
+        question: &'static str,
+        asked: &str,
+        (came, is_same): (String, Option<bool>),
+        bought: &ProofBuy,
+        age: Duration,
+    ) -> anyhow::Result<bool> {
         let follows = match is_same {
             Some(true) => Follows::Documented,
             Some(false) => Follows::Contradicted,
             None => Follows::Unanswered,
         };
-        self.note(question, &asked, came, follows);
+        self.note(question, asked, &came, follows);
         self.note_references(bought).await?;
         if let Some(is_same) = is_same {
             proofs::note_repeat(self.connection, bought.id, is_same, age).await?;
@@ -326,16 +420,12 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 format!("refused with {status}: {message}")
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => format!("not sent: {why}"),
+            Ok(PurchaseResponse::RefusedHere(why)) => not_sent(&why),
             Err(trouble) => describe(&trouble),
         };
         let asked = format!("{} units under the same id", bought.units + 1);
-        self.note(
-            "the same id with another count",
-            &asked,
-            came,
-            Follows::Seen,
-        );
+        let question = "the same id with another count";
+        self.note(question, &asked, &came, Follows::Seen);
     }
 
     /// How long it takes until the provider finds the purchase by our id.
@@ -357,14 +447,20 @@ impl Proving<'_> {
         let question = "the delay until the purchase is found";
         let Some(found) = found else {
             let came = trouble.unwrap_or_else(|| "it was not found".to_owned());
-            return self.note(question, asked, came, Follows::Unanswered);
+            // Where a look-up is exact, what it does not find is bought again.
+            let follows = if self.can.look_up == LookUp::Exact {
+                Follows::Contradicted
+            } else {
+                Follows::Unanswered
+            };
+            return self.note(question, asked, &came, follows);
         };
         bought.add(&found);
         let came = format!(
             "it was found {} s after it was sent",
             bought.age().as_secs()
         );
-        self.note(question, asked, came, Follows::Seen);
+        self.note(question, asked, &came, Follows::Seen);
     }
 
     /// The units of all purchases with this id: those that the provider lists by our id, and those
@@ -382,7 +478,7 @@ impl Proving<'_> {
         }
         for reference in &bought.references {
             let request = LookUpRequest {
-                reference: provisioner::providers::ProviderId::parse(reference.clone()).ok(),
+                reference: ProviderId::parse(reference.clone()).ok(),
                 ..bought.by_id()
             };
             if let Ok(LookUpResponse::Found(found)) = self.provider.collect(&request).await {
@@ -405,37 +501,82 @@ impl Proving<'_> {
             tokio::time::sleep(PACE).await;
         };
         self.note_references(&bought).await?;
-        if self.can.purchase_key && units.len() > bought.units && bought.units <= 1 {
-            let came = format!("{} units are listed under its id", units.len());
-            self.note(
-                "the units of all requests with one id",
-                "the list",
-                came,
-                Follows::Seen,
+        if !bought.is_sold {
+            let came = format!(
+                "no look-up within {} s finds it; the next run asks again, and after a day it counts as not bought",
+                began.elapsed().as_secs()
             );
-        }
-        if keep {
+            let question = "what became of an unclear answer";
             self.note(
-                "giving back",
-                "nothing",
-                "kept for the next run".into(),
+                question,
+                "look-ups by our id only",
+                &came,
                 Follows::Unanswered,
             );
             return self.store(bought.id, false).await;
         }
+        self.purchases.mark(&bought, ProofFate::Bought);
+        if self.can.purchase_key && units.len() > bought.units {
+            let came = format!("{} units are listed under its id", units.len());
+            let question = "the units of all requests with one id";
+            self.note(question, "the list", &came, Follows::Seen);
+        }
+        self.show(units.first()).await;
+        if keep {
+            let came = "kept for the next run".to_owned();
+            self.note("giving back", "nothing", &came, Follows::Unanswered);
+            return self.store(bought.id, false).await;
+        }
         if !(self.can.give_back && self.can.usage) {
             let came = format!("{} units stay in the account", units.len());
-            self.note("giving back", "nothing", came, Follows::Seen);
+            self.note("giving back", "nothing", &came, Follows::Seen);
+            self.purchases.mark(&bought, ProofFate::Stays);
             return self.store(bought.id, !units.is_empty()).await;
         }
+        let returned = self.give_back(&units).await;
+        let is_ended = returned == units.len() && !units.is_empty();
+        let came = format!("{returned} of {} were given back", units.len());
+        let follows = if is_ended {
+            self.purchases.mark(&bought, ProofFate::GivenBack);
+            Follows::Documented
+        } else {
+            Follows::Unanswered
+        };
+        self.note("giving back", "all units of this purchase", &came, follows);
+        self.store(bought.id, is_ended).await
+    }
+
+    /// What the provider shows of a new eSIM.
+    async fn show(&mut self, unit: Option<&ProviderUnit>) {
+        let Some(esim) = unit.and_then(delivered).filter(|_| self.can.usage) else {
+            return;
+        };
+        let (came, follows) = match self.provider.status(&esim).await {
+            Ok(status) => {
+                let custody = match status.custody {
+                    Custody::Returnable => "can be given back".to_owned(),
+                    Custody::Returned => "is given back".to_owned(),
+                    Custody::Kept(why) => format!("is not taken back: {why}"),
+                    Custody::Unshown => "does not show whether it is taken back".to_owned(),
+                };
+                let installed = match status.reading.installed {
+                    Some(true) => "installed",
+                    Some(false) => "not installed",
+                    None => "not said whether installed",
+                };
+                (format!("{installed}, {custody}"), Follows::Seen)
+            }
+            Err(trouble) => (describe(&trouble), Follows::Unanswered),
+        };
+        self.note("a new eSIM", "what became of it", &came, follows);
+    }
+
+    /// Gives units back, the first one twice. Returns how many the provider has back.
+    async fn give_back(&mut self, units: &[ProviderUnit]) -> usize {
         let mut returned = 0;
         for (position, unit) in units.iter().enumerate() {
-            let ProviderUnitState::Ready { iccid, .. } = &unit.state else {
+            let Some(esim) = delivered(unit) else {
                 continue;
-            };
-            let esim = DeliveredEsim {
-                unit_id: unit.unit_id.clone(),
-                iccid: iccid.clone(),
             };
             let first = self.provider.give_back(&esim).await;
             let is_back = match &first {
@@ -452,56 +593,35 @@ impl Proving<'_> {
                 let asked = "the same eSIM given back twice";
                 let second = self.provider.give_back(&esim).await;
                 let came = format!("{}, then {}", given_back(&first), given_back(&second));
-                self.note("giving back twice", asked, came, Follows::Seen);
+                self.note("giving back twice", asked, &came, Follows::Seen);
             }
         }
-        let is_ended = returned == units.len() && !units.is_empty();
-        let came = format!("{returned} of {} were given back", units.len());
-        let follows = if is_ended {
-            Follows::Documented
-        } else {
-            Follows::Unanswered
-        };
-        self.note("giving back", "all units of this purchase", came, follows);
-        self.store(bought.id, is_ended).await
+        returned
     }
 
     /// Takes up a purchase that an earlier proof has left.
     async fn take_up(&mut self, left: LeftPurchase) -> anyhow::Result<()> {
-        let mut bought = ProofBuy {
-            id: left.id,
-            option: left.provider_option_id,
-            units: usize::try_from(left.units)?,
-            age: left.age,
-            since: Instant::now(),
-            references: BTreeSet::new(),
-        };
+        let mut bought = ProofBuy::of(&left);
+        let question = "a purchase of an earlier proof";
+        let asked = format!("a look-up of {} units by our id", bought.units);
         let found = match self.provider.look_up(&bought.by_id()).await {
             Ok(LookUpResponse::Found(found)) => found,
             Ok(LookUpResponse::NotFound) => {
+                let is_gone = left.age > GONE && !left.is_sold;
                 let came = "it was not found".to_owned();
-                let asked = "a look-up by our id";
-                self.note(
-                    "a purchase of an earlier proof",
-                    asked,
-                    came,
-                    Follows::Unanswered,
-                );
-                return self.store(bought.id, left.age > GONE).await;
+                self.note(question, &asked, &came, Follows::Unanswered);
+                if is_gone {
+                    self.purchases.mark(&bought, ProofFate::NotBought);
+                }
+                return self.store(bought.id, is_gone).await;
             }
             Err(trouble) => {
-                let came = describe(&trouble);
-                let asked = "a look-up by our id";
-                self.note(
-                    "a purchase of an earlier proof",
-                    asked,
-                    came,
-                    Follows::Unanswered,
-                );
+                self.note(question, &asked, &describe(&trouble), Follows::Unanswered);
                 return Ok(());
             }
         };
         bought.add(&found);
+        self.purchases.mark(&bought, ProofFate::Bought);
         // It is repeated only if a repeat was the same purchase before. Otherwise it could be sold
         // once more.
         if self.can.purchase_key && left.same_again == Some(true) {
@@ -512,11 +632,13 @@ impl Proving<'_> {
     }
 
     async fn note_references(&mut self, bought: &ProofBuy) -> anyhow::Result<()> {
-        if bought.references.is_empty() {
+        if !bought.is_sold {
             return Ok(());
         }
         let all: Vec<&str> = bought.references.iter().map(String::as_str).collect();
-        Ok(proofs::note_reference(self.connection, bought.id, &all.join(" ")).await?)
+        let ours = bought.id.to_string();
+        let text = if all.is_empty() { ours } else { all.join(" ") };
+        Ok(proofs::note_reference(self.connection, bought.id, &text).await?)
     }
 
     /// Stores the steps so far as the evidence of a purchase.
@@ -526,10 +648,68 @@ impl Proving<'_> {
     }
 }
 
+/// A unit with its profile, as the provider names it.
+fn delivered(unit: &ProviderUnit) -> Option<DeliveredEsim> {
+    match &unit.state {
+        ProviderUnitState::Ready { iccid, .. } => Some(DeliveredEsim {
+            unit_id: unit.unit_id.clone(),
+            iccid: iccid.clone(),
+        }),
+        ProviderUnitState::Pending
+        | ProviderUnitState::Unreadable(_)
+        | ProviderUnitState::Failed(_) => None,
+    }
+}
+
+fn not_sent(why: &str) -> String {
+    format!("not sent: {why}")
+}
+
+/// What the balance says of a purchase.
+fn paid(before: Option<f64>, after: Option<f64>) -> String {
+    match (before, after) {
+        (Some(before), Some(after)) if after < before - CENT => {
+            format!("; the balance has fallen by {:.4}", before - after)
+        }
+        (Some(_), Some(_)) => "; the balance is the same".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// A text without our keys and without activation codes, which a message of a provider may quote.
+fn without_secrets(text: &str, secrets: &[String]) -> String {
+    let is_secret = |word: &str| {
+        word.contains("LPA:") || word.contains('$') || secrets.iter().any(|one| word.contains(one))
+    };
+    let words = text.split(' ');
+    let words = words.map(|word| if is_secret(word) { "(secret)" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 fn given_back(response: &Result<GiveBackResponse, Trouble>) -> String {
     match response {
         Ok(GiveBackResponse::Returned) => "returned".to_owned(),
         Ok(GiveBackResponse::Refused(message)) => format!("refused: {message}"),
         Err(trouble) => describe(trouble),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_and_no_activation_code_gets_into_the_evidence() {
+        let secrets = ["hush".to_owned()];
+        for (text, expected) in [
+            ("code 11: no credit", "code 11: no credit"),
+            (
+                "the code LPA:1$smdp.example$AB is used",
+                "the code (secret) is used",
+            ),
+            ("wrong key 'hush'", "wrong key (secret)"),
+        ] {
+            assert_eq!(without_secrets(text, &secrets), expected);
+        }
     }
 }

@@ -129,12 +129,13 @@ impl Client {
         parse::<wire::Envelope>(&body)?.open()
     }
 
-    /// Reads all eSIMs that match a filter, which must fit on one page.
+    /// Reads all eSIMs that match a filter, which must fit on one page: those of a purchase, or
+    /// one.
     pub(super) async fn query(
         &self,
         filter: &Value,
     ) -> Result<Result<Vec<EsimAccessEsim>, EsimAccessFailure>, Trouble> {
-        match self.page(filter, 1).await? {
+        match self.page_for(Size::Ordinary, filter, 1).await? {
             Ok(page) if page.is_last(1) => Ok(Ok(page.esim_list)),
             Ok(_) => Err(Trouble::Unknown(format!(
                 "the response lists {PAGE} eSIMs or more, and there should be fewer"
@@ -143,15 +144,24 @@ impl Client {
         }
     }
 
-    /// Reads one page of the eSIMs that match a filter.
+    /// Reads one page of the eSIMs that match a filter, which may be many.
     pub(super) async fn page(
         &self,
         filter: &Value,
         number: u32,
     ) -> Result<Result<EsimAccessPage, EsimAccessFailure>, Trouble> {
+        self.page_for(Size::List, filter, number).await
+    }
+
+    async fn page_for(
+        &self,
+        size: Size,
+        filter: &Value,
+        number: u32,
+    ) -> Result<Result<EsimAccessPage, EsimAccessFailure>, Trouble> {
         let mut request = filter.clone();
         request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
-        match self.call_for(Size::List, QUERY, &request).await? {
+        match self.call_for(size, QUERY, &request).await? {
             Reply::Done(page) => Ok(Ok(wire::read(page)?)),
             Reply::Failed { code, message } => Ok(Err(EsimAccessFailure { code, message })),
         }
@@ -166,6 +176,14 @@ pub(super) fn found(ours: Vec<EsimAccessEsim>) -> Result<LookUpResponse, Trouble
         reference: number.map(order_number).transpose()?,
         units: units(ours)?,
     }))
+}
+
+/// A time in a form that is not in the reference, to try whether the provider takes it.
+pub(super) fn spaced(at: OffsetDateTime) -> String {
+    const SPACED: StaticFormatDescription =
+        format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    let text = at.to_offset(UtcOffset::UTC).format(SPACED);
+    text.unwrap_or_default()
 }
 
 /// The filter of the eSIMs that were made within a time, in whole minutes.

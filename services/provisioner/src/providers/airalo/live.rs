@@ -1,0 +1,52 @@
+//! What only a live account at Airalo can answer: `esimctl provider prove` asks it, and buys
+//! nothing by it.
+
+use serde_json::Value;
+
+use crate::providers::{
+    http::parse,
+    provider::{RefusedProduct, Trouble},
+};
+
+/// The packages with which its sandbox mode shows refusals (its page on the sandbox mode, September
+/// 2026), with the codes of its page on errors. A live account has no such packages, so it refuses
+/// them by another code.
+pub(super) const REFUSED: &[RefusedProduct] = &[
+    RefusedProduct {
+        product: "test-insufficient-balance-7days-1gb",
+        code: "11",
+    },
+    RefusedProduct {
+        product: "test-maintenance-mode-7days-1gb",
+        code: "13",
+    },
+    RefusedProduct {
+        product: "test-disabled-top-up-7days-1gb",
+        code: "23",
+    },
+    RefusedProduct {
+        product: "test-not-enough-7days-1gb",
+        code: "33",
+    },
+    RefusedProduct {
+        product: "test-out-of-stock-7days-1gb",
+        code: "34",
+    },
+];
+
+/// The shape and the size of a list.
+pub(super) fn shape(body: &[u8]) -> Result<String, Trouble> {
+    let list: Value = parse(body)?;
+    let entries = match &list["data"] {
+        Value::Array(entries) => format!("an array of {} entries", entries.len()),
+        Value::Object(entries) => format!("an object of {} entries", entries.len()),
+        _ => "neither an array nor an object".to_owned(),
+    };
+    let meta = &list["meta"];
+    Ok(format!(
+        "{entries} in {} bytes, per_page {}, last_page {}",
+        body.len(),
+        meta["per_page"],
+        meta["last_page"]
+    ))
+}
