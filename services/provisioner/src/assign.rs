@@ -10,13 +10,22 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::{ProviderId, ProviderUnit};
 
-/// Assigns the provider's units to pending topups. `product_of` is the product that a provider's
-/// option stands for, as the units name it. A unit that is already assigned stays with its topup;
-/// any other one goes to the next free topup of its product, and in a purchase of one product every
-/// unit is of it. Units for which there is no topup are left over and logged.
+/// Each unit once, because a list may move while its pages are read, and a unit that was taken
+/// twice would be given to two topups. Of one that is listed twice the first entry counts.
+pub fn each_once(mut units: Vec<ProviderUnit>) -> Vec<ProviderUnit> {
+    units.sort_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
+    units.dedup_by(|other, first| other.unit_id == first.unit_id);
+    units
+}
+
+/// Assigns the provider's units, [each once](each_once), to pending topups. `product_of` is the
+/// product that a provider's option stands for, as the units name it. A unit that is already
+/// assigned stays with its topup; any other one goes to the next free topup of its product, and in
+/// a purchase of one product every unit is of it. Units for which there is no topup are left over
+/// and logged.
 pub fn assign_units<'a>(
     topups: &'a [ClaimedTopup],
-    mut units: Vec<ProviderUnit>,
+    units: Vec<ProviderUnit>,
     product_of: impl Fn(&'a str) -> &'a str,
 ) -> Vec<(TopupId, ProviderUnit)> {
     let topup_of: HashMap<&str, &ClaimedTopup> = topups
@@ -39,7 +48,6 @@ pub fn assign_units<'a>(
         .map(|topup| product_of(&topup.provider_option_id))
         .collect();
     let only_product = products.iter().next().filter(|_| products.len() == 1);
-    units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
     let mut assigned_units = Vec::with_capacity(units.len());
     let mut left_over = 0;
     let mut unnamed = 0;
@@ -146,7 +154,7 @@ mod tests {
                 .position(|topup| topup.topup_id == *id)
                 .unwrap()
         };
-        assign_units(topups, units, |option| option)
+        assign_units(topups, each_once(units), |option| option)
             .into_iter()
             .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
             .collect()
@@ -165,6 +173,14 @@ mod tests {
             pairs(&topups, units),
             [(0, "1".into()), (1, "2".into()), (2, "3".into())]
         );
+    }
+
+    #[test]
+    fn a_unit_that_is_listed_twice_goes_to_one_topup() {
+        let topups = topups(&["a", "a"]);
+        let units = vec![unit("1", "a"), unit("2", "b"), unit("1", "a")];
+        assert_eq!(each_once(units.clone()).len(), 2);
+        assert_eq!(pairs(&topups, units), [(0, "1".into()), (1, "2".into())]);
     }
 
     #[test]

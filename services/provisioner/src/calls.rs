@@ -118,7 +118,7 @@ impl Calls {
     /// already been confirmed.
     pub async fn collect(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
         self.turn_of_look_up().await;
-        let collect = perform(Effect::Collect, self.provider.collect(look_up));
+        let collect = perform(Effect::Collect, self.provider.look_up(look_up));
         let collect = within(self.longest(), collect);
         self.measure("collect", Part::LookUp, collect, found).await
     }

@@ -56,7 +56,7 @@ use store::provider_lanes::{HeldBackLane, MOST_UNSETTLED};
 pub use self::begun::{PurchaseInFlight, PurchaseResult};
 use self::{
     budget::FailingBudget,
-    lane::{HeldBack, Lane, Trust},
+    lane::{HeldBack, Lane, Room, Trust},
 };
 
 /// The maximum number of purchases in flight in all untested lanes of a provider together. All of
@@ -334,56 +334,12 @@ impl LaneLimiters {
     }
 }
 
-/// How many purchases may begin now although nobody knows whether they will be answered.
-#[derive(Clone, Copy)]
-struct Room {
-    /// In untested lanes.
-    untested: usize,
-    /// In suspect lanes: the tokens of the failing budget.
-    suspect: usize,
-}
-
 impl Lanes {
     fn room(&mut self, now: Instant) -> Room {
         Room {
             untested: UNTESTED.saturating_sub(self.untested),
             suspect: self.budget.available(now),
         }
-    }
-}
-
-impl Lane {
-    /// What the lane may have now.
-    fn state(&self, room: Room) -> LaneState {
-        let mut permits = self.limit;
-        if self.unsettled > 0 || self.trust != Trust::Responds {
-            permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
-        }
-        let mut is_full = false;
-        match self.trust {
-            Trust::Untested => {
-                permits = permits.min((self.in_flight + room.untested).max(lane::FLOOR));
-                is_full = self.in_flight >= permits;
-            }
-            Trust::Responds => {}
-            Trust::Suspect => {
-                permits = permits.min(self.in_flight + room.suspect);
-                if !self.has_succeeded {
-                    permits = permits.min(lane::FLOOR);
-                }
-            }
-        }
-        LaneState {
-            permits,
-            // The few purchases that may begin without an answer are not divided between partners:
-            // once there is one, all of them go on, and without it all of them fail.
-            is_shared: self.trust == Trust::Responds,
-            accepts_fresh: !self.is_held_back() && !is_full,
-        }
-    }
-
-    fn is_held_back(&self) -> bool {
-        self.is_failing || self.unsettled >= MOST_UNSETTLED
     }
 }
 

@@ -4,6 +4,9 @@
 
 use std::time::Instant;
 
+use pipeline::worker::LaneState;
+use store::provider_lanes::MOST_UNSETTLED;
+
 /// The lowest limit. With one purchase at a time, a failing lane is still tested all the time.
 pub(super) const FLOOR: usize = 1;
 /// The limit up to which each good round doubles the limit of a lane that has failed. From there on
@@ -60,6 +63,15 @@ pub(super) struct HeldBack {
     pub(super) seen: Instant,
 }
 
+/// How many purchases may begin now although nobody knows whether they will be answered.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    /// In untested lanes.
+    pub(super) untested: usize,
+    /// In suspect lanes: the tokens of the failing budget.
+    pub(super) suspect: usize,
+}
+
 impl Lane {
     /// Creates a lane of which nothing is known. Its own limit is the highest one, because nothing
     /// has failed; until a purchase is answered, [`super::LaneLimiters`] allows fewer.
@@ -78,6 +90,39 @@ impl Lane {
             last_failure: String::new(),
             held_back: None,
         }
+    }
+
+    /// What the lane may have now.
+    pub(super) fn state(&self, room: Room) -> LaneState {
+        let mut permits = self.limit;
+        if self.unsettled > 0 || self.trust != Trust::Responds {
+            permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
+        }
+        let mut is_full = false;
+        match self.trust {
+            Trust::Untested => {
+                permits = permits.min((self.in_flight + room.untested).max(FLOOR));
+                is_full = self.in_flight >= permits;
+            }
+            Trust::Responds => {}
+            Trust::Suspect => {
+                permits = permits.min(self.in_flight + room.suspect);
+                if !self.has_succeeded {
+                    permits = permits.min(FLOOR);
+                }
+            }
+        }
+        LaneState {
+            permits,
+            // The few purchases that may begin without an answer are not divided between partners:
+            // once there is one, all of them go on, and without it all of them fail.
+            is_shared: self.trust == Trust::Responds,
+            accepts_fresh: !self.is_held_back() && !is_full,
+        }
+    }
+
+    pub(super) fn is_held_back(&self) -> bool {
+        self.is_failing || self.unsettled >= MOST_UNSETTLED
     }
 
     /// Counts a good result. A round is good once it has as many good results as purchases may be

@@ -33,7 +33,7 @@ use reqwest::{
 use runtime::clock::Moment;
 use serde::de::DeserializeOwned;
 use signing::SecretKey;
-use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
+use time::UtcOffset;
 use tokio::time::timeout_at;
 use url::form_urlencoded;
 
@@ -53,7 +53,7 @@ use super::{
         EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider,
         ProviderConnection, Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
-    text::ProviderId,
+    text::{DAY, ProviderId},
 };
 
 const ORDERS: &str = "/v2/orders";
@@ -75,8 +75,6 @@ const LIST_PAGES: u32 = 20;
 /// `kanvas-ecosystem-api`, and the guide of Roamify (read in November 2026). A response that is
 /// given up too early costs most here, because Airalo has no key by which it could be asked again.
 const PURCHASE_TIMEOUTS: u32 = 6;
-/// A day in the filter of a list.
-const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "airalo",

@@ -473,7 +473,7 @@ pub enum Hint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderReport {
     pub about: ReportSubject,
-    /// By which the report is recognised if it comes again.
+    /// By which the report is recognised if it comes again. It may be long.
     pub key: String,
     /// What it says, for operators: one short line without anything personal or secret.
     pub words: String,
@@ -487,6 +487,17 @@ pub enum ReportSubject {
     Iccid(Iccid),
     /// Our account. What is left in it is read every few minutes anyway.
     Account,
+}
+
+impl ReportSubject {
+    /// What it is about, in one word that tells it from everything else at its provider.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Unit(unit_id) => unit_id.as_str(),
+            Self::Iccid(iccid) => iccid.as_str(),
+            Self::Account => "account",
+        }
+    }
 }
 
 /// A product that a provider documents to be refused, with the code of the refusal.
@@ -518,7 +529,8 @@ pub trait Provider: Send + Sync + 'static {
         &'a self,
         purchase: &'a Purchase,
     ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>>;
-    /// Looks a purchase up by our id. Buys nothing.
+    /// Looks a purchase up by our id, or asks for the profiles of one that the provider has. Buys
+    /// nothing.
     fn look_up<'a>(
         &'a self,
         look_up: &'a LookUpRequest,
@@ -527,14 +539,6 @@ pub trait Provider: Send + Sync + 'static {
     /// several of them.
     fn paces_look_ups(&self) -> bool {
         false
-    }
-    /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
-    /// Buys nothing.
-    fn collect<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-        self.look_up(look_up)
     }
     /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {

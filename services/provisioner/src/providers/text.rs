@@ -7,8 +7,8 @@ use time::{
     macros::format_description,
 };
 
-const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
-const MOMENT: StaticFormatDescription =
+pub(super) const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+pub(super) const MOMENT: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 /// No eSIM expires before this year.
 const FIRST_YEAR: i32 = 2000;

@@ -122,12 +122,13 @@ impl ProviderContext {
         late: Reason,
     ) -> SettlementEffect {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
-        let listed = bought.units.len();
+        let units = assign::each_once(bought.units);
+        let listed = units.len();
         let mut final_units = 0;
         let mut unreadable: Option<Reason> = None;
-        let mut known = Vec::with_capacity(bought.units.len());
+        let mut known = Vec::with_capacity(listed);
         let product_of = |option| self.calls.provider.product(option);
-        for (topup_id, unit) in assign::assign_units(&claimed.topups, bought.units, product_of) {
+        for (topup_id, unit) in assign::assign_units(&claimed.topups, units, product_of) {
             let progress = match unit.state {
                 ProviderUnitState::Pending => Progress::Pending,
                 ProviderUnitState::Unreadable(fault) => {

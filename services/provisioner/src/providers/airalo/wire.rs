@@ -6,10 +6,7 @@ use domain::{ActivationCode, Iccid, PlacementId};
 use serde::Deserialize;
 use serde_json::Number;
 use store::esim_requests::Reading;
-use time::{
-    Date, Duration, PrimitiveDateTime, format_description::StaticFormatDescription,
-    macros::format_description,
-};
+use time::{Date, Duration, PrimitiveDateTime};
 
 use crate::providers::{
     http::parse,
@@ -19,13 +16,9 @@ use crate::providers::{
         Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState,
         Trouble, filled,
     },
-    text::{BadId, ProviderId, moment, one_line},
+    text::{BadId, DAY, MOMENT, ProviderId, moment, one_line},
 };
 
-/// `created_at` of an order.
-const CREATED: StaticFormatDescription =
-    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
-const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 /// For how many days after its purchase an eSIM is taken to be usable if its operator does not say
 /// it. Some operators recycle what nobody uses, often after about 90 days (Airalo's help for
 /// consumers, September 2026).
@@ -149,7 +142,7 @@ impl AiraloOrder {
     /// The last day on which the eSIMs can still be started. No order names it; the validity of
     /// its package begins with the start.
     fn start_by(&self, install_window: Option<u16>) -> Option<String> {
-        let created = PrimitiveDateTime::parse(self.created_at.as_deref()?, CREATED).ok()?;
+        let created = PrimitiveDateTime::parse(self.created_at.as_deref()?, MOMENT).ok()?;
         let days = install_window.unwrap_or(START_WITHIN);
         let last: Date = created.date().checked_add(Duration::days(days.into()))?;
         last.format(DAY).ok()

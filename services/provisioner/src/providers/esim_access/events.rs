@@ -104,13 +104,13 @@ impl Event {
                 words.push_str(&value);
             }
         }
-        let words = one_line(&words);
         // An event without an id is known by what it says, and when.
         let id = self.text("notifyid").unwrap_or_else(|| {
             let at = self.text("eventgeneratetime");
             at.or_else(|| self.text("timestamp")).unwrap_or_default()
         });
-        let key = one_line(&format!("{id} {about:?} {words}"));
+        let key = format!("{id} {} {words}", about.name());
+        let words = one_line(&words);
         Some(ProviderReport { about, key, words })
     }
 }

@@ -356,11 +356,7 @@ pub(super) fn units(allocated: Vec<EsimAccessEsim>) -> Result<Vec<ProviderUnit>,
             package.map_or((None, None), |package| (package.package_code, package.slug));
         let mut unit = FIELDS.read(index, one.esim_tran_no, product_id, state)?;
         unit.product_alias = slug.and_then(|slug| ProviderId::parse(slug).ok());
-        // The pages of a search move on while eSIMs are made, so one eSIM may stand on two of them.
-        // Taken twice, it would be given to two topups.
-        if units.iter().all(|known| known.unit_id != unit.unit_id) {
-            units.push(unit);
-        }
+        units.push(unit);
     }
     Ok(units)
 }
@@ -432,18 +428,3 @@ fn terms(package: &Value) -> Result<Standard, UnsuitableProduct> {
 
 /// The highest price that makes sense, in ten-thousandths. A higher one is a mistake.
 const MOST_PRICE: u64 = 1_000_000 * 10_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_esim_that_stands_on_two_pages_is_one_unit() {
-        let esim = |number: &str| -> EsimAccessEsim {
-            serde_json::from_value(serde_json::json!({ "esimTranNo": number })).unwrap()
-        };
-        let listed = units(vec![esim("25071"), esim("25072"), esim("25072")]).unwrap();
-        let ids: Vec<&str> = listed.iter().map(|unit| unit.unit_id.as_str()).collect();
-        assert_eq!(ids, ["25071", "25072"]);
-    }
-}
