@@ -310,7 +310,7 @@ impl Provider for EsimAccess {
                             message,
                         });
                     }
-                    Err(EsimAccessFailure { code, message }.trouble())
+                    Err(EsimAccessFailure { code, message }.trouble_of_change())
                 }
             }
         }
@@ -411,7 +411,7 @@ impl Provider for EsimAccess {
             match self.client.call(CANCEL, &request).await? {
                 Reply::Done(_) => Ok(GiveBackResponse::Returned),
                 Reply::Failed { code, message } => {
-                    Err(EsimAccessFailure { code, message }.trouble())
+                    Err(EsimAccessFailure { code, message }.trouble_of_change())
                 }
             }
         }

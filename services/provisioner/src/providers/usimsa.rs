@@ -160,8 +160,8 @@ fn of_look_up(dialect: Dialect, code: &str) -> Outcome {
 
 #[derive(Deserialize)]
 struct Reply {
-    /// Whether the status of the response is that of a success. Otherwise only a code that refuses
-    /// the request is believed.
+    /// Whether the status of the response is that of a success. With another one neither `0000` nor
+    /// an absence is believed; all other codes mean the same.
     #[serde(skip)]
     is_success: bool,
     code: String,

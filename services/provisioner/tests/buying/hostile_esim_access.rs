@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
-use domain::PlacementId;
-use provisioner::providers::{CallbackRequest, Hint, LookUp, Provider, ProviderId, ReportSubject};
+use domain::{Iccid, PlacementId};
+use provisioner::providers::{
+    CallbackRequest, DeliveredEsim, Hint, LookUp, Provider, ProviderId, ReportSubject, Trouble,
+};
 use reqwest::header::HeaderMap;
 
 use crate::hostile::{asked, bought, called_back, connect, found, ok, replay};
@@ -57,7 +59,8 @@ async fn each_row_of_the_failure_table_has_its_effect() {
     let mut rows = vec![
         (error("200010"), ["unknown", "B1 ", "unknown"]),
         (error("310272"), ["unknown", "not found", "unknown"]),
-        (error("900001"), ["busy"; 3]),
+        // Nobody says that a purchase was not carried out then.
+        (error("900001"), ["unknown", "busy", "busy"]),
     ];
     let refused = ["200005", "200006", "200007", "200011", "310241", "310243"];
     // The request itself is wrong, so it was not carried out.
@@ -79,6 +82,20 @@ async fn each_row_of_the_failure_table_has_its_effect() {
         rows.push((error(code), unknown));
     }
     check(&rows).await;
+}
+
+/// No code refuses a cancellation for certain, and "busy" does not say that nothing was done.
+#[tokio::test]
+async fn the_outcome_of_a_give_back_that_is_not_confirmed_is_unknown() {
+    testkit::http::client().unwrap();
+    let esim = DeliveredEsim {
+        unit_id: ProviderId::parse("25".to_owned()).unwrap(),
+        iccid: Iccid::parse("89852245280000942210").unwrap(),
+    };
+    for code in ["900001", "200002", "200009", "310403", "000001"] {
+        let answer = provider(&error(code)).await.give_back(&esim).await;
+        assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
+    }
 }
 
 #[tokio::test]
@@ -287,6 +304,15 @@ async fn an_event_about_an_esim_names_it() {
         Ok(Hint::Report(report)) => report,
         other => panic!("{body}: {other:?}"),
     };
+    // However long what an event says is, its end tells it from another one.
+    let long = |end: &str| {
+        let said = "x".repeat(300);
+        report(&format!(
+            r#"{{"notifyType":"DATA_USAGE","content":{{"esimTranNo":"25","remain":"{said}{end}"}}}}"#
+        ))
+        .key
+    };
+    assert_ne!(long("1"), long("2"));
     for (kind, content, words) in [
         (
             "ESIM_STATUS",

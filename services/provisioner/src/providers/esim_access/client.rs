@@ -51,7 +51,7 @@ pub(super) enum EsimAccessOutcome {
     Malformed,
     /// Access is denied, so nothing was carried out.
     Denied,
-    /// The provider has too much to do, so nothing was carried out.
+    /// The provider has too much to do. Its documents do not say that nothing was carried out.
     Busy,
     /// The purchase exists, and its profiles are not made yet.
     NotReady,
@@ -205,7 +205,16 @@ pub(super) struct EsimAccessFailure {
 }
 
 impl EsimAccessFailure {
-    /// The trouble of a call for which the code is no definite response.
+    /// The trouble of a purchase or a give-back, which may have been carried out although the
+    /// provider says that it is busy.
+    pub(super) fn trouble_of_change(&self) -> Trouble {
+        match self.trouble() {
+            Trouble::Busy { reason, .. } => Trouble::Unknown(reason),
+            trouble => trouble,
+        }
+    }
+
+    /// The trouble of a call that changes nothing, for which the code is no definite response.
     pub(super) fn trouble(&self) -> Trouble {
         let reason = format!("code {}: {}", one_line(&self.code), self.message);
         match outcome(&self.code) {

@@ -163,7 +163,7 @@ async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
 /// search that has waited for it.
 fn shared(trouble: Trouble) -> Trouble {
     match trouble {
-        Trouble::NotSent(reason) | Trouble::Denied(reason) => {
+        Trouble::NotSent(reason) | Trouble::NoResponse(reason) | Trouble::Denied(reason) => {
             Trouble::Unknown(format!("the call of another search failed: {reason}"))
         }
         other => other,
@@ -173,9 +173,55 @@ fn shared(trouble: Trouble) -> Trouble {
 #[cfg(test)]
 mod tests {
     use domain::PlacementId;
+    use reqwest::header::HeaderValue;
+    use signing::SecretKey;
     use time::macros::datetime;
+    use tokio::{io::AsyncReadExt, net::TcpListener};
 
     use super::*;
+    use crate::providers::{CallLimits, PacedCalls, http::Http};
+
+    /// Several searches wait for one page, which never comes. That is one call without a response.
+    #[tokio::test]
+    async fn a_page_that_does_not_come_counts_once_however_many_searches_wait_for_it() {
+        testkit::http::client().unwrap(); // This installs the TLS provider.
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", server.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = server.accept().await {
+                // It takes the request and closes the connection.
+                let _ = connection.read(&mut [0; 8192]).await;
+            }
+        });
+        let limits = CallLimits {
+            timeout: Duration::from_secs(5),
+            response_max: 1024,
+        };
+        let paced = PacedCalls::without_rate(limits);
+        let client = Client {
+            http: Http::new(&url.parse().unwrap(), paced, |status| status.is_success()).unwrap(),
+            access_code: "code".into(),
+            access_code_header: HeaderValue::from_static("code"),
+            secret_key: SecretKey::from_bytes(b"secret".to_vec()).unwrap(),
+        };
+        let slots = Slots::default();
+        let search = async || {
+            let look_up = LookUpRequest {
+                placement_id: PlacementId::new(),
+                reference: None,
+                attempt_age: Duration::ZERO,
+                arrives_within: Duration::from_mins(1),
+            };
+            slots.by_time(&client, &look_up).await.unwrap_err()
+        };
+        let troubles: [Trouble; 3] = tokio::join!(search(), search(), search()).into();
+        let counted = troubles.iter();
+        let counted = counted.filter(|trouble| matches!(trouble, Trouble::NoResponse(_)));
+        assert_eq!(counted.count(), 1, "{troubles:?}");
+        let waited = troubles.iter();
+        let waited = waited.filter(|trouble| matches!(trouble, Trouble::Unknown(_)));
+        assert_eq!(waited.count(), 2, "{troubles:?}");
+    }
 
     #[test]
     fn a_search_reads_from_the_attempt_outward() {
