@@ -481,7 +481,7 @@ impl Proving<'_> {
                 reference: ProviderId::parse(reference.clone()).ok(),
                 ..bought.by_id()
             };
-            if let Ok(LookUpResponse::Found(found)) = self.provider.collect(&request).await {
+            if let Ok(LookUpResponse::Found(found)) = self.provider.look_up(&request).await {
                 keep(found);
             }
         }
