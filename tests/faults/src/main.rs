@@ -28,6 +28,7 @@ mod packets;
 mod preload;
 mod proxy;
 mod report;
+mod returns;
 mod schedule;
 mod servers;
 mod stored;
@@ -429,10 +430,12 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let planned = schedule.len();
     let faults = world.victims.suffer(&schedule);
     let mut work = pin!(async { tokio::join!(faults, place_orders(run, world, begun)) });
+    let mut returns = pin!(world.give_back());
     let mut seconds = tokio::time::interval(PROGRESS);
     loop {
         tokio::select! {
             _ = &mut work => break,
+            () = &mut returns => {}
             _ = seconds.tick() => progress.show(line(world, planned, "orders and faults").await),
         }
     }

@@ -44,6 +44,8 @@ pub struct Evidence {
     /// The purchases that `esimctl recover --ledger` names as orphans, by the order id that the
     /// provider has.
     pub orphans: BTreeSet<String>,
+    /// The topups that partners may have given back.
+    pub given_back: BTreeSet<String>,
 }
 
 /// A purchase, as the provider's list shows it.
@@ -91,7 +93,10 @@ pub enum Broken {
     TakenThenRefused,
     DeniedWithoutCause,
     NeverSettled,
+    /// Two units have an ICCID, and none of them was given back.
     IccidTwice,
+    /// The provider has an eSIM back that nobody has given back.
+    TakenBack,
     WebhookBeforeAnswer,
     WebhookForNothing,
     WebhookForged,
@@ -147,6 +152,9 @@ pub struct Counts {
     /// Webhooks of topups that had an acknowledged webhook already.
     pub duplicates: usize,
     pub lost: usize,
+    pub units_given_back: u64,
+    /// Units whose ICCID another unit has, too.
+    pub iccids_again: usize,
     /// Answers whose order, or whose refusal, was lost with the commits of a primary.
     pub answers_forgotten: usize,
     /// Purchases whose placement was lost, and which `esimctl recover --ledger` names.
@@ -317,6 +325,7 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
 fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     for purchase in &evidence.ledger {
         verdict.counts.units_bought += purchase.units;
+        verdict.counts.units_given_back += purchase.canceled;
         let id = &purchase.order_id;
         if purchase.purchased_times > 1 {
             verdict.counts.placements_bought_twice += 1;
@@ -336,7 +345,14 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             }
             continue;
         };
-        let units = index.units_of.get(id.as_str()).map_or(0, Vec::len);
+        let stored = index.units_of.get(id.as_str());
+        let stored = stored.map_or(&[][..], Vec::as_slice);
+        let given_back = |unit: &&&StoredUnit| evidence.given_back.contains(&unit.topup_id);
+        if purchase.canceled > stored.iter().filter(given_back).count() as u64 {
+            let text = format!("placement {id}: {} units are back", purchase.canceled);
+            verdict.add(Broken::TakenBack, text);
+        }
+        let units = stored.len();
         if purchase.purchased_times == 1 && purchase.units > units as u64 {
             let text = format!("placement {id}: {} units for {units}", purchase.units);
             verdict.add(Broken::BoughtBeyondStored, text);
@@ -368,10 +384,15 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         if let Some(iccid) = &unit.iccid
             && let Some(other) = holder.insert(iccid, &unit.topup_id)
         {
-            verdict.add(
-                Broken::IccidTwice,
-                format!("topups {other} and {}", unit.topup_id),
-            );
+            verdict.counts.iccids_again += 1;
+            let either = [other, &unit.topup_id];
+            let was_given_back = either.iter().any(|one| evidence.given_back.contains(*one));
+            if !was_given_back {
+                verdict.add(
+                    Broken::IccidTwice,
+                    format!("topups {other} and {}", unit.topup_id),
+                );
+            }
         }
         let Some(placement) = index.placements.get(unit.placement_id.as_str()) else {
             verdict.add(

@@ -114,6 +114,7 @@ fn good() -> Evidence {
         partners: vec!["partner".into()],
         losses: Vec::new(),
         orphans: BTreeSet::new(),
+        given_back: BTreeSet::new(),
     }
 }
 
@@ -144,7 +145,7 @@ fn parked(evidence: &mut Evidence, option: &str) {
 #[test]
 fn each_flaw_is_red_under_its_name_and_nothing_else() {
     type Spoil = fn(&mut Evidence);
-    let flaws: [(&str, &[Broken], Spoil); 30] = testkit::rows! {
+    let flaws: [(&str, &[Broken], Spoil); 32] = testkit::rows! {
         "none", &[] => |_| {};
         "a refused order", &[] => refused;
         "a repeated webhook", &[] => |all| all.arrivals.push(all.arrivals[0].clone());
@@ -187,6 +188,11 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
         "no answer", &[Broken::NeverSettled] => |all| all.asked[0].settled = None;
         "parked", &[Broken::ParkedThoughFindable] => |all| parked(all, "ready");
         "one ICCID", &[Broken::IccidTwice] => |all| all.stored.units[1].iccid = Some("89 t1".into());
+        "an ICCID again", &[] => |all| {
+            all.stored.units[1].iccid = Some("89 t1".into());
+            all.given_back.insert("t1".into());
+        };
+        "taken back", &[Broken::TakenBack] => |all| all.ledger[0].canceled = 1;
         "two ICCIDs", &[Broken::Lost, Broken::IccidTwice] => |all| all.arrivals[1].topup_id = "t1".into();
         "early", &[Broken::WebhookBeforeAnswer] => |all| all.arrivals[0].at = Duration::from_millis(500);
         "forged", &[Broken::WebhookForged] => |all| all.arrivals[0].genuine = false;

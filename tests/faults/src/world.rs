@@ -8,6 +8,7 @@ use crate::fault::{REPLICAS, Terms};
 use crate::inject::{Happened, Surroundings, Victims};
 use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED, is_routed};
 use crate::preload;
+use crate::returns::Returns;
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{self, OnTheWay, Stored};
 use crate::tls::{Certificates, Tls};
@@ -72,6 +73,7 @@ pub struct World {
     pub book: Arc<Book>,
     pub epoch: Instant,
     pub receiver: Receiver,
+    returns: Returns,
     stack: Stack,
     postgres: Arc<Mutex<Postgres>>,
     folder: TempDir,
@@ -167,10 +169,19 @@ impl World {
             book,
             epoch,
             receiver,
+            returns: Returns::default(),
             stack,
             postgres,
             folder,
         })
+    }
+
+    /// Lets partners give delivered eSIMs back. Never returns.
+    pub async fn give_back(&self) {
+        let ingress = &self.clients.ingresses[0];
+        let database = &self.stack.database;
+        let partners = &self.clients.partners;
+        self.returns.give_back(database, ingress, partners).await;
     }
 
     /// Ends the faults of the provider, lets all endpoints respond 200, and sets the URL of the
@@ -247,6 +258,7 @@ impl World {
             slow_commits: self.spans(|one| one.delays_commits),
             stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
+            given_back: self.returns.asked(),
         })
     }
 
