@@ -130,6 +130,14 @@ impl Walk {
             )
     }
 
+    /// Whether it is reached only by giving an eSIM back.
+    pub fn gives_back(point: &Point) -> bool {
+        matches!(
+            point.effect,
+            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitReturned
+        )
+    }
+
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
         match point.effect {
@@ -215,11 +223,7 @@ impl Walk {
                     .await?;
             }
         }
-        let is_give_back = matches!(
-            point.effect,
-            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitReturned
-        );
-        if is_give_back {
+        if Self::gives_back(&point) {
             self.give_back().await?;
         }
         if point.effect == Effect::CommitResend {
