@@ -17,6 +17,7 @@ async fn a_healthy_system_says_nothing_and_each_planted_fault_is_found() {
     of_roles(&mut system).await;
     of_the_database(&mut system).await;
     of_work(&mut system).await;
+    of_proofs(&mut system).await;
     system.says_nothing().await;
     of_settings(&system).await;
     of_nats(&mut system).await;
@@ -182,33 +183,7 @@ async fn reload(system: &mut System, setting: &str, before: Option<&str>) {
     .unwrap();
 }
 
-async fn of_work(system: &mut System) {
-    system
-        .by_sql(
-            "DELETE FROM pulses WHERE stage = 'notifier'",
-            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
-             VALUES (gen_random_uuid(), 'notifier', 1, 1, false, now() + interval '1 hour')",
-            ("fault", "stages", "notifier: no process"),
-        )
-        .await;
-    system
-        .by_sql(
-            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
-            "UPDATE providers SET open_until = NULL",
-            ("fault", "breakers", "buying at usimsa has stopped: planted"),
-        )
-        .await;
-    system
-        .by_sql(
-            "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour'",
-            "UPDATE partner_endpoints SET blocked_until = NULL",
-            (
-                "warning",
-                "endpoints",
-                "of Acme at hooks.example.com is blocked",
-            ),
-        )
-        .await;
+async fn of_proofs(system: &mut System) {
     for (same_again, proved, ended, part) in [
         (
             true,
@@ -238,6 +213,35 @@ async fn of_work(system: &mut System) {
             )
             .await;
     }
+}
+
+async fn of_work(system: &mut System) {
+    system
+        .by_sql(
+            "DELETE FROM pulses WHERE stage = 'notifier'",
+            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+             VALUES (gen_random_uuid(), 'notifier', 1, 1, false, now() + interval '1 hour')",
+            ("fault", "stages", "notifier: no process"),
+        )
+        .await;
+    system
+        .by_sql(
+            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
+            "UPDATE providers SET open_until = NULL",
+            ("fault", "breakers", "buying at usimsa has stopped: planted"),
+        )
+        .await;
+    system
+        .by_sql(
+            "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour'",
+            "UPDATE partner_endpoints SET blocked_until = NULL",
+            (
+                "warning",
+                "endpoints",
+                "of Acme at hooks.example.com is blocked",
+            ),
+        )
+        .await;
     let row = |kind: &str, provider: &str, ago: &str| {
         format!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)

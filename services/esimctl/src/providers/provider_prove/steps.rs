@@ -576,6 +576,8 @@ impl Proving<'_> {
         let mut returned = 0;
         for (position, unit) in units.iter().enumerate() {
             let Some(esim) = delivered(unit) else {
+                // What has failed, or was given back before an interruption, costs nothing.
+                returned += usize::from(matches!(unit.state, ProviderUnitState::Failed(_)));
                 continue;
             };
             let first = self.provider.give_back(&esim).await;
