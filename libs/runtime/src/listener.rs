@@ -62,6 +62,8 @@ pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<
 #[derive(Debug)]
 pub struct Connections {
     places: Arc<Places>,
+    /// What sets how many there may be.
+    limit: &'static str,
     /// The response to a refused connection.
     refusal: Box<[u8]>,
     refused: Counter<u64>,
@@ -70,9 +72,10 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Makes the count of a listener and registers its metrics. A connection beyond `most` gets
-    /// the bytes `refusal`, which are a whole HTTP response, and is closed.
-    pub fn new(most: usize, refusal: &[u8]) -> Arc<Self> {
+    /// Makes the count of a listener and registers its metrics. A connection beyond `most`, which
+    /// the setting or constant `limit` says, gets the bytes `refusal`, which are a whole HTTP
+    /// response, and is closed.
+    pub fn new(most: usize, limit: &'static str, refusal: &[u8]) -> Arc<Self> {
         let refused = Instruments::of("runtime").counter(
             "esim.connections.refused",
             "Connections closed because the limit was reached",
@@ -82,6 +85,7 @@ impl Connections {
         }
         let connections = Arc::new(Self {
             places: Places::new(most),
+            limit,
             refusal: refusal.into(),
             refused,
             refused_held: Semaphore::new(REFUSED),
@@ -115,9 +119,10 @@ impl Connections {
         if let Some(suppressed) = self.log.pass() {
             tracing::warn!(
                 network.peer.address = %peer.ip(),
+                limit = self.limit,
                 suppressed,
                 "too many connections are open, so this one was refused; if the clients are legitimate, raise \
-                 MAX_CONNECTIONS"
+                 the limit"
             );
         }
         // The few bytes fit into the buffer of a new connection, so that also the client of a
@@ -233,7 +238,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_client_reads_the_refusal() {
-        let connections = Connections::new(0, b"too many");
+        let connections = Connections::new(0, "MAX_CONNECTIONS", b"too many");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();

@@ -40,7 +40,7 @@ pub(crate) async fn serve(
     most: usize,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let connections = Connections::new(most, TOO_MANY);
+    let connections = Connections::new(most, "MAX_CONNECTIONS", TOO_MANY);
     let serve_one = |stream, peer, place| {
         let router = router
             .clone()

@@ -12,16 +12,18 @@
 //!
 //! A flood of callbacks must not slow down orders. So requests in flight, connections, concurrent
 //! statements and statements per second are all bounded, and a unit that is named again and again
-//! costs at most two statements per second.
+//! costs at most two statements per second. Nor may it keep a provider out: all providers share one
+//! number of connections, and whoever holds most of them without a request in work makes room.
 
 use std::{
     collections::HashMap,
+    future::pending,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::to_bytes,
     extract::{Path, Request, State},
     http::{StatusCode, header::RETRY_AFTER},
@@ -31,10 +33,17 @@ use axum::{
 use opentelemetry_semantic_conventions::attribute::{ERROR_TYPE, HTTP_RESPONSE_STATUS_CODE};
 use pg::{Database, PgConnection};
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, connection, listener, lock, outage};
+use runtime::{
+    Shutdown, connection,
+    listener::{self, ConnectionPlace, Connections, WatchedSocket},
+    lock, outage,
+};
 use signing::CallbackToken;
 use store::providers::{self, StoredReport};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{
@@ -51,6 +60,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const STATEMENTS: usize = 2;
 /// How many connections may be open for each request that may be in flight.
 const CONNECTIONS: usize = 4;
+/// The response to a connection that gives its place to another one, or gets none.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\
+    retry-after: 1\r\nconnection: close\r\n\r\n";
 /// The interval in which statements are counted.
 const WINDOW: Duration = Duration::from_secs(1);
 /// The maximum number of statements about one unit in a window. The second one schedules a collect
@@ -154,14 +166,19 @@ impl Recent {
 async fn take(
     state: State<Arc<Callbacks>>,
     path: Path<(String, String)>,
+    Extension(place): Extension<Arc<ConnectionPlace>>,
     request: Request,
 ) -> Response {
+    begin(&place).await;
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
         otel.kind = "server", otel.status_code = Empty, error.type = Empty, url.scheme = "http",
         http.request.method = "POST", http.route = ROUTE, http.response.status_code = Empty,
     );
-    let status = hear(state, path, request).instrument(span.clone()).await;
+    let status = hear(state, path, &place, request)
+        .instrument(span.clone())
+        .await;
+    place.end_request();
     span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
     if status.is_server_error() {
         span.record(ERROR_TYPE, status.as_str());
@@ -179,6 +196,7 @@ async fn take(
 async fn hear(
     State(callbacks): State<Arc<Callbacks>>,
     Path((name, token)): Path<(String, String)>,
+    place: &Arc<ConnectionPlace>,
     request: Request,
 ) -> StatusCode {
     let known = callbacks.providers.get(&name);
@@ -193,12 +211,16 @@ async fn hear(
         return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
     };
     let (head, body) = request.into_parts();
+    // Who sends a body slowly keeps nobody out, and who knows no token keeps no provider out.
+    place.authenticated(&name);
+    place.wait_for_client();
     let body = match tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BODY)).await {
         Ok(Ok(body)) => body,
         // The body is too large, or it was cut off and the client has gone.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
+    begin(place).await;
     let callback = CallbackRequest {
         query: head.uri.query(),
         headers: &head.headers,
@@ -238,7 +260,8 @@ async fn hear(
                     provider.name = name,
                     %error,
                     others,
-                    "callback not recorded; its profiles are asked for on schedule instead"
+                    "callback not recorded; profiles are asked for on schedule instead, and a report \
+                     is lost unless the provider repeats it"
                 );
             }
             counted("lost", StatusCode::SERVICE_UNAVAILABLE)
@@ -284,32 +307,40 @@ pub async fn serve(
     callbacks: Callbacks,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let connections = Arc::new(Semaphore::new(
-        callbacks.in_flight.available_permits() * CONNECTIONS,
-    ));
+    let most = callbacks.in_flight.available_permits() * CONNECTIONS;
+    let connections = Connections::new(most, "four of CALLBACK_CONCURRENCY", TOO_MANY);
     let router = Router::new()
         .route(ROUTE, post(take).head(tried))
         .with_state(Arc::new(callbacks));
-    let serve_one = |stream, _| {
-        // If there are too many connections, this one is closed at once.
-        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
-            return;
-        };
-        let service = connection::service(router.clone());
-        let stop = shutdown.clone();
-        shutdown.tracker().spawn(async move {
-            connection::serve(
-                &connection::http(READ_TIMEOUT),
-                stream,
-                service,
-                &stop,
-                Duration::ZERO,
-            )
-            .await;
-            drop(permit);
-        });
+    let serve_one = |stream, _, place| {
+        let router = router.clone().layer(Extension(Arc::clone(&place)));
+        serve_one(router, stream, place, shutdown.clone())
     };
-    listener::accept(listener, &shutdown, serve_one).await
+    listener::accept_bounded(listener, &shutdown, &connections, serve_one).await
+}
+
+/// Serves a connection until it ends, or until it has to leave because it is idle and its holder
+/// has to make room.
+async fn serve_one(router: Router, stream: TcpStream, place: Arc<ConnectionPlace>, stop: Shutdown) {
+    let socket = WatchedSocket::new(stream, Arc::clone(&place));
+    connection::serve_in_place(
+        &connection::http(READ_TIMEOUT),
+        socket,
+        connection::service(router),
+        &stop,
+        Duration::ZERO,
+        &place,
+        TOO_MANY,
+    )
+    .await;
+}
+
+/// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
+/// about to be closed, so this never returns.
+async fn begin(place: &ConnectionPlace) {
+    if !place.begin_request() {
+        pending::<()>().await;
+    }
 }
 
 #[cfg(test)]

@@ -69,8 +69,8 @@ use crate::{
 };
 
 /// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four times
-/// as many connections are open, and further ones are closed at once. A lost callback does no harm,
-/// because profiles are also asked for on a schedule.
+/// as many connections are open; a further one takes the place of an idle one. A lost callback does
+/// no harm, because profiles are also asked for on a schedule.
 const CALLBACK_CONCURRENCY: usize = 64;
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.

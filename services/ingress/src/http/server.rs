@@ -79,7 +79,8 @@ impl IngressServer {
         too_many: Vec<u8>,
         shutdown: Shutdown,
     ) -> Arc<Self> {
-        let connections = Connections::new(size(limits.max_connections), &too_many);
+        let most = size(limits.max_connections);
+        let connections = Connections::new(most, "MAX_CONNECTIONS", &too_many);
         Arc::new(Self {
             connections,
             too_many,

@@ -142,6 +142,26 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
     assert!(shed >= 1.0, "{shed}");
 }
 
+/// Whoever opens connections and says nothing, or begins a request and does not end it, keeps no
+/// provider out.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_no_provider_out() {
+    let bench = Bench::start(|_| {}).await;
+    let path = format!("/callbacks/sandbox/{TOKEN}");
+    // More than may be open, which is four times those in flight (`CALLBACK_CONCURRENCY`).
+    let mut silent = Vec::new();
+    for round in 0..300 {
+        let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
+        if round % 2 == 0 {
+            connection.write_all(b"POST /call").await.unwrap();
+        }
+        silent.push(connection);
+    }
+    for _ in 0..8 {
+        assert_eq!(bench.call_back(&path, "no JSON").await, 400);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
     const FLOOD: Duration = Duration::from_secs(3);
