@@ -51,7 +51,7 @@ pub enum Effect {
     CommitGiveBack,
     /// The give-back at the provider.
     GiveBack,
-    /// The commit of what became of a give-back.
+    /// The commit of the outcome of a give-back.
     CommitReturned,
     /// The group commit of the outcomes of purchases, look-ups and collects.
     CommitOutcomes,

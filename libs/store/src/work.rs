@@ -49,7 +49,7 @@ pub enum WorkKind {
     LookAgain,
     /// Ask how much of its data an eSIM has used. The `lane` is the topup, as for the next kind.
     Usage,
-    /// Give an eSIM back, or look at what became of an attempt to.
+    /// Give an eSIM back, or look whether an attempt to has done so.
     GiveBack,
     /// Send a webhook.
     Deliver,

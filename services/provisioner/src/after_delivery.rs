@@ -2,8 +2,8 @@
 //!
 //! Ingress stores the request, because only this service holds the credentials of providers. It is
 //! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
-//! runs like any other. Each row costs one call that asks the provider what became of the eSIM. Its
-//! response serves the question about the data use, and decides whether the eSIM can be given back.
+//! runs like any other. Each row costs one call that asks the provider for the state of the eSIM.
+//! Its response serves the question about the data use, and decides whether the eSIM can be given back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
@@ -136,7 +136,7 @@ impl ProviderContext {
                 topup.id = %claimed.topup_id,
                 order.id = %claimed.order_id,
                 %error,
-                "cannot record what became of a request about a delivered eSIM; the eSIM is looked \
+                "cannot record the data use or the give-back of a delivered eSIM; the eSIM is looked \
                  at again when the lease of the request ends"
             );
         }
@@ -187,7 +187,7 @@ impl ProviderContext {
                     provider.name = self.calls.name,
                     class = trouble.class(),
                     reason = trouble.reason(),
-                    "the provider does not say what became of a delivered eSIM"
+                    "the provider does not say the state of a delivered eSIM"
                 );
                 if claimed.usage_asked {
                     self.fail(claimed, UsageFailure::Failed).await?;

@@ -142,7 +142,7 @@ impl Calls {
         self.timed("balance", balance, |_| Some("answered")).await
     }
 
-    /// Asks what became of a delivered eSIM. Its turn comes behind the calls of orders. Like
+    /// Asks for the state of a delivered eSIM. Its turn comes behind the calls of orders. Like
     /// [`Self::balance`], it opens no breaker. It closes one only if it is the probe.
     pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         self.rate.turn_behind().await;

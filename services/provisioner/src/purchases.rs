@@ -1,9 +1,9 @@
 //! What the provisioner does with placements: it buys them, looks up attempts whose outcome is
 //! unknown, and collects profiles.
 //!
-//! Two workers of [`pipeline::worker`] for each provider call it with claimed placements. What it
-//! does with one depends on the state from which the placement was claimed, see
-//! [`domain::placement`]:
+//! Two of the three workers ([`pipeline::worker`]) of each provider call it with claimed
+//! placements; the third one has [`crate::after_delivery`]. What it does with a placement depends
+//! on the state from which it was claimed, see [`domain::placement`]:
 //!
 //! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
 //! - `placing`: another claim recorded the attempt. This process only looks it up. Where a look-up
@@ -108,10 +108,10 @@ pub struct ProviderContext {
     pub shutdown: Shutdown,
 }
 
-/// What one of the two workers for the placements of a provider does ([`crate::after_delivery`] has
-/// the third worker). One makes purchases, each with its first collect; the other makes look-ups
-/// and later collects. Each has permits of its own, so that a flood of purchases cannot hold up the
-/// look-ups, nor the other way round. Jobs reach only the worker that buys.
+/// What one of the two workers for the placements of a provider does. One makes purchases, each
+/// with its first collect; the other makes look-ups and later collects. Each has permits of its
+/// own, so that a flood of purchases cannot hold up the look-ups, nor the other way round. Jobs
+/// reach only the worker that buys.
 pub struct PlacementHandler {
     pub context: Arc<ProviderContext>,
     pub activity: Activity,

@@ -306,7 +306,7 @@ async fn device(
     }))
 }
 
-/// Shows what became of a unit. USIMSA has no such call.
+/// Shows the state of a unit: its data use, and whether it is given back. USIMSA has no such call.
 async fn usage(
     State(sandbox): State<Sandbox>,
     _: AuthenticRequest,

@@ -205,7 +205,7 @@ async fn claim_due(
         _ => match retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim)) {
             Ok(begun) => begun,
             Err(error) => {
-                give_back(connection, &leased).await;
+                end_leases(connection, &leased).await;
                 return Err(error);
             }
         },
@@ -266,7 +266,7 @@ async fn read_or_park(
             );
             let leased = unread.iter().filter(|one| one.begun.is_none());
             let leased: Vec<Uuid> = leased.map(|one| one.placement_id).collect();
-            give_back(connection, &leased).await;
+            end_leases(connection, &leased).await;
             return Vec::new();
         }
     };
@@ -329,13 +329,13 @@ async fn take_leases(
 
 /// Ends leases of placements with which nothing was done, because a later step of the claim has
 /// failed. Otherwise they would wait for the end of leases that nobody uses.
-async fn give_back(connection: &mut PgConnection, placements: &[Uuid]) {
+async fn end_leases(connection: &mut PgConnection, placements: &[Uuid]) {
     let statement = sqlx::query!(
         "UPDATE work SET at = now() WHERE id = ANY ($1) AND at > now()",
         placements
     );
     if let Err(error) = statement.execute(connection).await {
-        tracing::warn!(%error, "cannot give the leases of placements back; they wait for their end");
+        tracing::warn!(%error, "cannot end the leases of placements early; they wait for their end");
     }
 }
 

@@ -4,7 +4,9 @@
 use std::{collections::HashMap, str::FromStr, time::Duration};
 
 use domain::PartnerId;
-use sqlx::{ConnectOptions, Connection, postgres::PgConnectOptions};
+use sqlx::{
+    ConnectOptions, Connection, PgConnection, Postgres, Transaction, postgres::PgConnectOptions,
+};
 use store::{
     SweepResult, deliveries, placements,
     work::{self, WorkKind},
@@ -94,21 +96,23 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     assert_eq!(due, ids(&topups(&done)));
 }
 
+/// A transaction that has stored an order and does not commit. The rows are older than their first
+/// lease before anybody sees them.
+async fn slow_order(connection: &mut PgConnection) -> Transaction<'_, Postgres> {
+    let mut transaction = connection.begin().await.unwrap();
+    let late = order(PartnerId::new(), 1);
+    let stored = store::orders::insert(&mut transaction, &[late]).await;
+    assert_eq!(stored.unwrap(), [true]);
+    let older = "UPDATE placements SET created_at = created_at - interval '20 s'";
+    execute(&mut transaction, older).await;
+    transaction
+}
+
 #[tokio::test]
 async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     let bench = Bench::new().await;
     let mut slow = bench.database.connect().await.unwrap();
-    let mut transaction = slow.begin().await.unwrap();
-    let late = order(PartnerId::new(), 1);
-    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
-        .await
-        .unwrap();
-    // Its rows are older than the lease before they are visible.
-    execute(
-        &mut transaction,
-        "UPDATE placements SET created_at = created_at - interval '20 s'",
-    )
-    .await;
+    let transaction = slow_order(&mut slow).await;
     bench.age(30).await;
     for _ in 0..5 {
         assert_eq!(bench.sweep().await.late, 0);
@@ -123,16 +127,7 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
 async fn a_fence_that_proves_nothing_is_set_anew() {
     let bench = Bench::new().await;
     let mut slow = bench.database.connect().await.unwrap();
-    let mut transaction = slow.begin().await.unwrap();
-    let late = order(PartnerId::new(), 1);
-    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
-        .await
-        .unwrap();
-    execute(
-        &mut transaction,
-        "UPDATE placements SET created_at = created_at - interval '20 s'",
-    )
-    .await;
+    let transaction = slow_order(&mut slow).await;
     bench
         .sql(
             "UPDATE walks SET up_to = now() - interval '30 s', fence_at = now() - interval '11 s',
@@ -215,7 +210,7 @@ async fn a_sweep_is_left_out_only_while_it_would_find_nothing() {
 }
 
 /// Where the rows of the sweeps are in their table.
-async fn places(connection: &mut sqlx::PgConnection) -> HashMap<String, String> {
+async fn places(connection: &mut PgConnection) -> HashMap<String, String> {
     let places = sqlx::query_as("SELECT name, ctid::text FROM walks");
     let places: Vec<(String, String)> = places.fetch_all(connection).await.unwrap();
     places.into_iter().collect()

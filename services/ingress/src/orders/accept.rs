@@ -1,12 +1,15 @@
 //! Stores orders by group commit, publishes their jobs and answers them.
 //!
 //! An answer waits for the verdicts of the provisioners if they can be expected in time, and the
-//! order of the steps depends on that:
+//! order of the steps depends on that. The batch writer stores the order either way, and one of two
+//! functions answers it:
 //!
 //! ```text
+//!               InsertAndAnnounce::write        answer_by_verdicts
 //! verdicts:     commit ──▶ publish jobs ──▶ verdicts ──▶ 201 or 422 ──▶ publish readiness events
 //!                                      (none placed ──▶ flush ──▶ 201)
-//! no verdicts:  commit ──▶ 201 ──▶ publish jobs
+//!               InsertAndAnnounce::write        answer_at_once
+//! no verdicts:  commit ─────────────────▶ 201 ──▶ publish jobs
 //! ```
 //!
 //! Guarantees:
@@ -168,8 +171,7 @@ impl BatchWriter for InsertAndAnnounce {
             )
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
-        // An order whose answer waits for no verdict gets its 201 first; see `answer_then_publish`,
-        // which publishes its jobs afterwards.
+        // The jobs of the others are published by `answer_at_once`, after their 201.
         let awaited = |(order, inserted): &(&NewOrder, &InsertResult)| {
             order.awaits_verdicts() && inserted.stored
         };
@@ -270,7 +272,7 @@ impl OrderService {
                 self.answer_by_verdicts(stored, pending_answer, admitted)
                     .await;
             }
-            None => self.answer_then_publish(stored, admitted).await,
+            None => self.answer_at_once(stored, admitted).await,
         }
         // From here on this process sends no 201 of the order and does not refuse it. A 500 may
         // still be on its way; it promises nothing.
@@ -280,7 +282,7 @@ impl OrderService {
     }
 
     /// Answers an order whose answer waits for no verdict: it gets its 201 at once.
-    async fn answer_then_publish(&self, stored: Stored, admitted: &AdmittedOrder) {
+    async fn answer_at_once(&self, stored: Stored, admitted: &AdmittedOrder) {
         let Stored {
             order,
             answer,

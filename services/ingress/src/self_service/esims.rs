@@ -1,4 +1,4 @@
-//! What became of a delivered eSIM: its data use, and giving it back.
+//! A delivered eSIM: its data use, and giving it back.
 //!
 //! Ingress holds no credentials of providers. It stores the question in a row, and a provisioner
 //! asks the provider. The handlers look at the row until the answer is there, as the test of a

@@ -73,7 +73,7 @@ pub struct Capabilities {
     pub cancel: bool,
     /// A delivered eSIM that nobody has installed can be given back.
     pub give_back: bool,
-    /// The provider shows what became of an eSIM: how much of its data is used, and, if it takes
+    /// The provider shows the state of an eSIM: how much of its data is used, and, if it takes
     /// eSIMs back, whether this one is installed or given back.
     pub usage: bool,
     /// The provider shows how much money is left in our account.
@@ -561,13 +561,13 @@ pub trait Provider: Send + Sync + 'static {
         let reason = "this provider does not list our purchases".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
-    /// What became of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
+    /// The state of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
     /// that the provider does not know is [`Trouble::Unknown`].
     fn status<'a>(
         &'a self,
         _esim: &'a DeliveredEsim,
     ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        let reason = "this provider does not show what became of an eSIM".to_owned();
+        let reason = "this provider does not show the state of an eSIM".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that

@@ -42,7 +42,7 @@ use super::{
 
 const ORDER: &str = "/api/v2/order";
 const FETCH: &str = "/api/v2/order/{orderId}";
-/// The sandbox shows in one call what became of an eSIM.
+/// The sandbox shows the state of an eSIM in one call: its data, and whether it is given back.
 const USAGE: &str = "/api/v2/usage/{topupId}";
 /// USIMSA shows the data by the day, and the device.
 const DAILY: &str = "/api/v2/topup/{topupId}/usage/daily";
@@ -185,7 +185,7 @@ struct Day {
     usage_mb: Value,
 }
 
-/// What became of an eSIM of the sandbox.
+/// The state of an eSIM of the sandbox.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Usage {

@@ -290,7 +290,7 @@ struct Usage {
 }
 
 impl AiraloUsage {
-    /// What became of the eSIM. Airalo says whether its package was activated, which needs an
+    /// The state of the eSIM. Airalo says whether its package was activated, which needs an
     /// installed eSIM; a package that is not active says nothing about the installation.
     pub(super) fn status(self) -> Result<EsimStatus, Trouble> {
         let Usage {
@@ -340,7 +340,7 @@ impl AiraloUsage {
     }
 }
 
-/// What became of an eSIM that Airalo says it does not know.
+/// The state of an eSIM that Airalo says it does not know.
 pub(super) fn not_known() -> EsimStatus {
     EsimStatus {
         reading: Reading::default(),

@@ -212,7 +212,7 @@ impl EsimAccessEsim {
         self.esim_tran_no == unit_id.as_str()
     }
 
-    /// What became of the eSIM after its delivery. It can be given back exactly if it is allocated
+    /// The state of the eSIM after its delivery. It can be given back exactly if it is allocated
     /// and nobody has begun to download it.
     pub(super) fn status(&self) -> Result<EsimStatus, Trouble> {
         let (Some(esim), Some(smdp)) = (self.esim_status.as_deref(), self.smdp_status.as_deref())
