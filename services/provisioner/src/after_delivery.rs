@@ -3,7 +3,8 @@
 //! Ingress stores the request, because only this service holds the credentials of providers. It is
 //! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
 //! runs like any other. Each row costs one call that asks the provider for the state of the eSIM.
-//! Its response serves the question about the data use, and decides whether the eSIM can be given back.
+//! Its response serves the question about the data use, and decides whether the eSIM can be given
+//! back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
