@@ -2,39 +2,31 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream;
+use async_nats::{Subscriber, jetstream};
 use domain::DeliveryId;
+use futures_util::StreamExt;
 use pipeline::payload::{Reports, Verdict};
 use serde_json::json;
 use testkit::wait;
-use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::support::{Bench, PATIENCE};
 
 /// The reports to one ingress process.
-struct Inbox(mpsc::UnboundedReceiver<Reports>);
+struct Inbox(Subscriber);
 
 impl Inbox {
     async fn of(bench: &Bench, ingress: Uuid) -> Self {
-        let (sender, reports) = mpsc::unbounded_channel();
-        let nats = bench.nats.clone();
-        let subject = nats.reports_subject(ingress);
-        tokio::spawn(async move {
-            nats.listen(subject, |report| drop(sender.send(report)))
-                .await
-        });
-        tokio::task::yield_now().await;
+        let subject = bench.nats.reports_subject(ingress);
+        let reports = bench.nats.client().subscribe(subject).await.unwrap();
         // After this round trip, the server knows the subscription.
         bench.nats.ensure_streams().await.unwrap();
         Self(reports)
     }
 
     async fn next(&mut self) -> Reports {
-        tokio::time::timeout(PATIENCE, self.0.recv())
-            .await
-            .unwrap()
-            .unwrap()
+        let message = tokio::time::timeout(PATIENCE, self.0.next()).await;
+        serde_json::from_slice(&message.unwrap().unwrap().payload).unwrap()
     }
 
     /// The next report must be the verdict on one placement.

@@ -143,8 +143,10 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     let orders = usize::try_from(size("ORDERED", 1_000)).expect("a small number");
     let mut stack = Stack::builder()
         .env(Stage::Ingress, "PLACEMENT_WAIT", placement_wait)
-        // A stalled ingress keeps orders in its queue for longer than usual.
+        // A stalled ingress keeps orders in its queue, and lets heads of requests wait, for longer
+        // than usual.
         .env(Stage::Ingress, "QUEUE_DEADLINE", "1m")
+        .env(Stage::Ingress, "--head-timeout", "1m")
         .start()
         .await
         .unwrap();

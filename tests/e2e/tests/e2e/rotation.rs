@@ -78,8 +78,8 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     assert_eq!(status(&new, ready).await, 201);
 
     // At once, which is within the second of the refresh.
-    let began = Instant::now();
     let (_, newest) = rotate_keys(&stack, &shop, "0").await.unwrap();
+    let began = Instant::now();
     denied(&new, ready).await.unwrap();
     assert!(
         began.elapsed() < Duration::from_secs(2),

@@ -134,20 +134,22 @@ async fn changes_that_are_recorded_have_a_rate_of_their_own() {
         let request = shop.client.post("").path(&path(verb));
         request.send().await.unwrap()
     };
+    // Eight side by side, because one after the other they may stay within the rate on a busy
+    // machine. Some find the endpoint paused already.
     let mut refused = None;
-    for verb in ["pause", "resume"].into_iter().cycle().take(1_000) {
-        let answer = ask(verb).await;
-        if answer.status == 429 {
-            refused = Some(answer);
+    for _ in 0..100 {
+        let verbs = ["pause", "resume"].into_iter().cycle().take(8);
+        let answers = futures_util::future::join_all(verbs.map(ask)).await;
+        refused = answers.into_iter().find(|answer| answer.status == 429);
+        if refused.is_some() {
             break;
         }
-        assert_eq!(answer.status, 200, "{answer:?}");
     }
-    let refused = refused.expect("a thousand changes in a few seconds");
+    let refused = &refused.expect("eight hundred changes in a few seconds");
     assert_eq!(
         (
-            header(&refused, "x-service-error"),
-            header(&refused, "ratelimit-limit")
+            header(refused, "x-service-error"),
+            header(refused, "ratelimit-limit")
         ),
         ("rate_limited", "10")
     );

@@ -257,9 +257,14 @@ async fn an_answer_that_leaves_the_body_unread_announces_the_end_of_the_connecti
 #[tokio::test]
 async fn a_new_partner_works_at_once_however_much_it_begins_with() {
     // The delay that ingress measures is that of a process that was stalled, on a machine that may
-    // be busy with other tests. Overload is not the subject here.
-    let builder = Stack::builder().env(Stage::Ingress, "--target-delay", "1m");
-    let mut stack = builder.start().await.unwrap();
+    // be busy with other tests. Overload is not the subject here, and neither is how long ingress
+    // waits for the head of a request.
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "--target-delay", "1m")
+        .env(Stage::Ingress, "--head-timeout", "1m")
+        .start()
+        .await
+        .unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let connecting = (0..300).map(|_| raw::connect(&stack.base_url));
     let mut connections = futures_util::future::try_join_all(connecting)
