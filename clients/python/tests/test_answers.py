@@ -269,6 +269,10 @@ SLOW = {
 }
 
 
+#: How many seconds late a busy machine may be; a call without a bound would last 30 s or for ever.
+SLACK = 6
+
+
 def calls_in_flight() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "esim-partner call"]
 
@@ -284,13 +288,13 @@ def test_no_call_is_longer_than_allowed(kind: type, slow: str, monkeypatch: pyte
             outcome = partner.order("A-1", ITEMS, patience=1.2)
             if kind is AsyncPartner:
                 asyncio.run(outcome)
-        assert time.monotonic() - began < 2.2
+        assert time.monotonic() - began < 1.2 + SLACK
         if kind is Partner:
             # The requests of the generated code are bounded in the same way.
             began = time.monotonic()
             with pytest.raises(httpx.HTTPError):
                 show_webhook.sync(client=partner.api)
-            assert time.monotonic() - began < 1.4
+            assert time.monotonic() - began < 0.4 + SLACK
             with pytest.raises(Unanswered):
                 partner.find_order("A-1", patience=0.5)
     # Nothing goes on behind the caller's back.
