@@ -283,7 +283,6 @@ fn found(response: &LookUpResponse) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use domain::PlacementId;
-    use futures_util::future::BoxFuture;
     use pg::{
         config::{DatabaseConfig, PoolConfig},
         primary::DurabilityConfig,
@@ -291,7 +290,7 @@ mod tests {
     use store::providers::{BreakerLimits, BreakerState, ProviderBreaker};
 
     use super::*;
-    use crate::providers::{Capabilities, ProviderId};
+    use crate::providers::{Adapter, Capabilities, ProviderFacts, ProviderId};
 
     /// A provider that responds to purchases and look-ups as it is told.
     struct Scripted {
@@ -300,21 +299,7 @@ mod tests {
         found: fn() -> Result<LookUpResponse, Trouble>,
     }
 
-    impl Provider for Scripted {
-        fn purchase<'a>(
-            &'a self,
-            _: &'a Purchase,
-        ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-            Box::pin(std::future::ready((self.bought)()))
-        }
-
-        fn look_up<'a>(
-            &'a self,
-            _: &'a LookUpRequest,
-        ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-            Box::pin(std::future::ready((self.found)()))
-        }
-
+    impl ProviderFacts for Scripted {
         fn capabilities(&self) -> Capabilities {
             Capabilities {
                 purchase_key: false,
@@ -334,30 +319,13 @@ mod tests {
         }
     }
 
-    /// A provider that must not be called.
-    struct Untouched;
-
-    impl Provider for Untouched {
-        fn purchase<'a>(
-            &'a self,
-            _: &'a Purchase,
-        ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-            panic!("the purchase is sent")
+    impl Adapter for Scripted {
+        async fn purchase(&self, _: &Purchase) -> Result<PurchaseResponse, Trouble> {
+            (self.bought)()
         }
 
-        fn look_up<'a>(
-            &'a self,
-            _: &'a LookUpRequest,
-        ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-            unreachable!()
-        }
-
-        fn capabilities(&self) -> Capabilities {
-            unreachable!()
-        }
-
-        fn clock_ahead(&self) -> Option<i64> {
-            unreachable!()
+        async fn look_up(&self, _: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+            (self.found)()
         }
     }
 
@@ -498,7 +466,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
-        let calls = calls_of(Untouched);
+        let calls = calls_of(Scripted {
+            look_up: LookUp::Exact,
+            bought: || panic!("the purchase is sent"),
+            found: || unreachable!(),
+        });
         let send_by = Moment::now();
         let later = send_by + Duration::from_mins(1);
         // The machine was suspended after the claim: only its wall clock has gone on.

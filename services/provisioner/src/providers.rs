@@ -17,11 +17,13 @@ mod zendit;
 pub use account::{AccountSetting, ProviderAccount};
 pub use known::Accounts;
 pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, UnsuitableProduct};
+#[cfg(test)]
+pub(crate) use provider::Adapter;
 pub use provider::{
     BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
     DeliveredEsim, EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest,
-    LookUpResponse, PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderReport,
-    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, ReportSubject,
-    Trouble,
+    LookUpResponse, PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderFacts,
+    ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct,
+    ReportSubject, Trouble,
 };
 pub use text::ProviderId;

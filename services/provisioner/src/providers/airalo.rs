@@ -25,7 +25,6 @@ use std::{
 };
 
 use domain::PlacementId;
-use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
     Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},
@@ -49,9 +48,9 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, Terms},
     provider::{
-        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls, Provider,
-        ProviderConnection, Purchase, PurchaseResponse, RefusedProduct, Trouble,
+        Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
+        ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
     text::{DAY, ProviderId},
 };
@@ -507,8 +506,64 @@ impl Airalo {
             None => Some("the provider does not list the product, so its price is unknown".into()),
         })
     }
+}
 
-    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+/// The trouble of a call for which a refusal is no definite response.
+fn trouble(refusal: &AiraloRefusal) -> Trouble {
+    let (code, message) = refusal.text();
+    let reason = format!("code {code}: {message}");
+    match outcome(refusal) {
+        Outcome::Busy => Trouble::Busy {
+            after: None,
+            reason,
+        },
+        Outcome::Rejected | Outcome::Unknown => Trouble::Unknown(reason),
+    }
+}
+
+impl ProviderFacts for Airalo {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: false,
+            look_up: LookUp::Search,
+            // They never say that a profile is ready, because the purchase brings it.
+            callbacks: true,
+            cancel: false,
+            give_back: false,
+            usage: true,
+            balance: true,
+            catalogue: true,
+            purchases: true,
+        }
+    }
+
+    fn purchase_timeout(&self, of_each_call: Duration) -> Duration {
+        of_each_call * PURCHASE_TIMEOUTS
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        live::REFUSED
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.calls.http.clock_ahead()
+    }
+
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        price::product(provider_option_id)
+    }
+
+    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        events::read(&self.secret_key, &callback)
+    }
+}
+
+impl Adapter for Airalo {
+    async fn ask_live(&self) -> Vec<LiveAnswer> {
+        self.calls.ask_live().await
+    }
+
+    async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
         let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
         let [(option, quantity)] = purchase.items.as_slice() else {
             return refused("Airalo sells one option in a purchase".into());
@@ -553,113 +608,40 @@ impl Airalo {
         self.note_price(option, &terms, *quantity, &order);
         Ok(PurchaseResponse::Bought(self.calls.bought(vec![order])?))
     }
-}
 
-/// The trouble of a call for which a refusal is no definite response.
-fn trouble(refusal: &AiraloRefusal) -> Trouble {
-    let (code, message) = refusal.text();
-    let reason = format!("code {code}: {message}");
-    match outcome(refusal) {
-        Outcome::Busy => Trouble::Busy {
-            after: None,
-            reason,
-        },
-        Outcome::Rejected | Outcome::Unknown => Trouble::Unknown(reason),
-    }
-}
-
-impl Provider for Airalo {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            purchase_key: false,
-            look_up: LookUp::Search,
-            // They never say that a profile is ready, because the purchase brings it.
-            callbacks: true,
-            cancel: false,
-            give_back: false,
-            usage: true,
-            balance: true,
-            catalogue: true,
-            purchases: true,
+    async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+        match &look_up.reference {
+            Some(order_id) => self.calls.by_id(look_up.placement_id, order_id).await,
+            None => self.calls.by_description(look_up.placement_id).await,
         }
     }
 
-    fn purchase_timeout(&self, of_each_call: Duration) -> Duration {
-        of_each_call * PURCHASE_TIMEOUTS
-    }
-
-    fn refused_products(&self) -> &'static [RefusedProduct] {
-        live::REFUSED
-    }
-
-    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
-        self.calls.ask_live().boxed()
-    }
-
-    fn clock_ahead(&self) -> Option<i64> {
-        self.calls.http.clock_ahead()
-    }
-
-    fn purchase<'a>(
-        &'a self,
-        purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-        self.buy(purchase).boxed()
-    }
-
-    fn look_up<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-        async move {
-            match &look_up.reference {
-                Some(order_id) => self.calls.by_id(look_up.placement_id, order_id).await,
-                None => self.calls.by_description(look_up.placement_id).await,
-            }
+    async fn balance(&self) -> Result<Balance, Trouble> {
+        let asked = Asked::get(BALANCE, BALANCE, None);
+        match self.calls.call(asked).await? {
+            Reply::Done(body) => Ok(parse::<wire::AiraloAccount>(&body)?.balance()),
+            Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
-        .boxed()
     }
 
-    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
-        async move {
-            let asked = Asked::get(BALANCE, BALANCE, None);
-            match self.calls.call(asked).await? {
-                Reply::Done(body) => Ok(parse::<wire::AiraloAccount>(&body)?.balance()),
-                Reply::Refused(refusal) => Err(trouble(&refusal)),
-            }
-        }
-        .boxed()
+    async fn products(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
+        self.calls.packages(page).await
     }
 
-    fn products(&self, page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
-        self.calls.packages(page).boxed()
-    }
-
-    fn purchases(
+    async fn purchases(
         &self,
         span: PurchasePeriod,
         page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
-        self.calls.orders_within(span, page).boxed()
+    ) -> Result<ListPage<SoldPurchase>, Trouble> {
+        self.calls.orders_within(span, page).await
     }
 
-    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        async move {
-            let path = USAGE.replace("{iccid}", esim.iccid.as_str());
-            match self.calls.call(Asked::get(&path, USAGE, None)).await? {
-                Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
-                Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
-                Reply::Refused(refusal) => Err(trouble(&refusal)),
-            }
+    async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        let path = USAGE.replace("{iccid}", esim.iccid.as_str());
+        match self.calls.call(Asked::get(&path, USAGE, None)).await? {
+            Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
+            Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
+            Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
-        .boxed()
-    }
-
-    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
-        price::product(provider_option_id)
-    }
-
-    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
-        events::read(&self.secret_key, &callback)
     }
 }

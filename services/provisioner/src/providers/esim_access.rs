@@ -20,7 +20,6 @@ mod wire;
 use std::sync::Arc;
 
 use domain::PlacementId;
-use futures_util::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use store::esim_requests::Reading;
 
@@ -35,9 +34,9 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
-        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, Provider, ProviderConnection, Purchase, PurchaseResponse, RefusedProduct,
+        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
         Trouble,
     },
     text::ProviderId,
@@ -97,29 +96,6 @@ struct EsimAccess {
 }
 
 impl EsimAccess {
-    /// Reads one page of what was bought within a time.
-    async fn bought_within(
-        &self,
-        span: PurchasePeriod,
-        number: u32,
-    ) -> Result<ListPage<SoldPurchase>, Trouble> {
-        let filter = within(span.since, span.until)?;
-        let page = match self.client.page(&filter, number).await? {
-            Ok(page) => page,
-            Err(failure) => return Err(failure.trouble()),
-        };
-        let is_last = page.is_last(number);
-        let sold: Result<Vec<SoldPurchase>, Trouble> = page
-            .esim_list
-            .into_iter()
-            .map(EsimAccessEsim::sold)
-            .collect();
-        Ok(ListPage {
-            entries: sold?,
-            next: (!is_last).then(|| number.saturating_add(1)),
-        })
-    }
-
     /// Asks for the data that an eSIM has used. The eSIM itself shows that, too, but not when it
     /// was counted, which may be three hours ago (reference of April 2026). If this call tells
     /// nothing, what the eSIM shows stays, without a time.
@@ -176,39 +152,6 @@ impl EsimAccess {
     }
 }
 
-impl EsimAccess {
-    /// Whether the list of eSIMs takes a time as the reference writes it, and as others do. By
-    /// which time it selects shows the delay until a purchase is found.
-    async fn ask(&self) -> Vec<LiveAnswer> {
-        let until = runtime::clock::now();
-        let since = until - std::time::Duration::from_mins(10);
-        let written = within(since, until).unwrap_or_default();
-        let other = json!({
-            "startTime": client::spaced(since),
-            "endTime": client::spaced(until),
-        });
-        let mut answers = Vec::new();
-        for (question, filter, is_documented) in [
-            ("a time as the reference writes it", written, true),
-            ("a time with a blank and seconds", other, false),
-        ] {
-            self.client.http.turn().await;
-            let (came, is_listed) = match self.client.page(&filter, 1).await {
-                Ok(Ok(page)) => (format!("{} eSIMs", page.esim_list.len()), Some(true)),
-                Ok(Err(failure)) => (failure.trouble().reason().to_owned(), Some(false)),
-                Err(trouble) => (trouble.reason().to_owned(), None),
-            };
-            answers.push(LiveAnswer {
-                question,
-                asked: format!("the eSIMs since {}", filter["startTime"]),
-                came,
-                is_documented: is_listed.filter(|_| is_documented),
-            });
-        }
-        answers
-    }
-}
-
 /// The request of a purchase. The price of a package is sent if the option names one, so that the
 /// provider refuses a purchase at another price. The sum is sent only if it is known.
 fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
@@ -237,7 +180,7 @@ fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
     Ok(request)
 }
 
-impl Provider for EsimAccess {
+impl ProviderFacts for EsimAccess {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             // "The same transactionId is the same request" (all three prints of the reference).
@@ -260,162 +203,12 @@ impl Provider for EsimAccess {
         }]
     }
 
-    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
-        self.ask().boxed()
-    }
-
     fn clock_ahead(&self) -> Option<i64> {
         self.client.http.clock_ahead()
     }
 
-    fn purchase<'a>(
-        &'a self,
-        purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-        async move {
-            let Ok(request) = order(purchase) else {
-                return Ok(PurchaseResponse::RefusedHere(
-                    "the price behind @ in the option's id is unreadable".into(),
-                ));
-            };
-            match self.client.call(ORDER, &request).await? {
-                Reply::Done(ordered) => {
-                    let ordered: wire::EsimAccessOrder = wire::read(ordered)?;
-                    if ordered.is_for_another(purchase.placement_id) {
-                        return Err(Trouble::Unknown(
-                            "the response names another purchase".into(),
-                        ));
-                    }
-                    Ok(PurchaseResponse::Bought(BoughtUnits {
-                        reference: Some(order_number(ordered.order_no)?),
-                        units: Vec::new(),
-                    }))
-                }
-                Reply::Failed { code, message } => {
-                    let outcome = outcome(&code);
-                    if outcome == EsimAccessOutcome::Malformed {
-                        tracing::error!(
-                            code,
-                            message,
-                            "the provider does not understand our request. It has bought nothing, \
-                             and the purchase is refused; the adapter must be corrected"
-                        );
-                    }
-                    if matches!(
-                        outcome,
-                        EsimAccessOutcome::Rejected | EsimAccessOutcome::Malformed
-                    ) {
-                        return Ok(PurchaseResponse::Rejected {
-                            status: code,
-                            message,
-                        });
-                    }
-                    Err(EsimAccessFailure { code, message }.trouble_of_change())
-                }
-            }
-        }
-        .boxed()
-    }
-
-    fn look_up<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-        async move {
-            match &look_up.reference {
-                Some(number) => {
-                    self.client.http.turn().await;
-                    self.by_number(look_up.placement_id, number).await
-                }
-                None => self.slots.by_time(&self.client, look_up).await,
-            }
-        }
-        .boxed()
-    }
-
     fn paces_look_ups(&self) -> bool {
         true
-    }
-
-    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
-        async move {
-            match self.client.call(BALANCE, &json!({})).await? {
-                Reply::Done(result) => Ok(wire::read::<wire::EsimAccessAccount>(result)?.balance()),
-                Reply::Failed { code, message } => {
-                    Err(EsimAccessFailure { code, message }.trouble())
-                }
-            }
-        }
-        .boxed()
-    }
-
-    /// The protocol lists all products in one response.
-    fn products(&self, _page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
-        async move {
-            let request = json!({ "type": "BASE" });
-            let reply = self.client.call_for(Size::List, PACKAGES, &request);
-            let packages: wire::EsimAccessPackages = match reply.await? {
-                Reply::Done(result) => wire::read(result)?,
-                Reply::Failed { code, message } => {
-                    return Err(EsimAccessFailure { code, message }.trouble());
-                }
-            };
-            Ok(ListPage {
-                entries: packages.package_list.iter().map(wire::offer).collect(),
-                next: None,
-            })
-        }
-        .boxed()
-    }
-
-    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        async move {
-            let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
-            let mut allocated = match self.client.query(&filter).await? {
-                Ok(allocated) => allocated,
-                Err(failure) => return Err(failure.trouble()),
-            };
-            let mut status = match (allocated.pop(), allocated.is_empty()) {
-                (Some(one), true) if one.is(&esim.unit_id) => one.status()?,
-                _ => {
-                    return Err(Trouble::Unknown(
-                        "the response does not list exactly the eSIM that it was asked for".into(),
-                    ));
-                }
-            };
-            // Nothing is used of an eSIM that nobody has installed.
-            if status.reading.installed != Some(false) {
-                self.count(esim, &mut status.reading).await;
-            }
-            Ok(status)
-        }
-        .boxed()
-    }
-
-    fn purchases(
-        &self,
-        span: PurchasePeriod,
-        page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
-        self.bought_within(span, page).boxed()
-    }
-
-    /// The codes by which the provider refuses a cancellation are not documented, so none is taken
-    /// for a refusal: the outcome of any failure is unknown, and a look at the eSIM settles it.
-    fn give_back<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
-        async move {
-            let request = json!({ "esimTranNo": esim.unit_id.as_str() });
-            match self.client.call(CANCEL, &request).await? {
-                Reply::Done(_) => Ok(GiveBackResponse::Returned),
-                Reply::Failed { code, message } => {
-                    Err(EsimAccessFailure { code, message }.trouble_of_change())
-                }
-            }
-        }
-        .boxed()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
@@ -424,5 +217,170 @@ impl Provider for EsimAccess {
 
     fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
         Ok(events::read(&callback))
+    }
+}
+
+impl Adapter for EsimAccess {
+    /// Whether the list of eSIMs takes a time as the reference writes it, and as others do. By
+    /// which time it selects shows the delay until a purchase is found.
+    async fn ask_live(&self) -> Vec<LiveAnswer> {
+        let until = runtime::clock::now();
+        let since = until - std::time::Duration::from_mins(10);
+        let written = within(since, until).unwrap_or_default();
+        let other = json!({
+            "startTime": client::spaced(since),
+            "endTime": client::spaced(until),
+        });
+        let mut answers = Vec::new();
+        for (question, filter, is_documented) in [
+            ("a time as the reference writes it", written, true),
+            ("a time with a blank and seconds", other, false),
+        ] {
+            self.client.http.turn().await;
+            let (came, is_listed) = match self.client.page(&filter, 1).await {
+                Ok(Ok(page)) => (format!("{} eSIMs", page.esim_list.len()), Some(true)),
+                Ok(Err(failure)) => (failure.trouble().reason().to_owned(), Some(false)),
+                Err(trouble) => (trouble.reason().to_owned(), None),
+            };
+            answers.push(LiveAnswer {
+                question,
+                asked: format!("the eSIMs since {}", filter["startTime"]),
+                came,
+                is_documented: is_listed.filter(|_| is_documented),
+            });
+        }
+        answers
+    }
+
+    async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+        let Ok(request) = order(purchase) else {
+            return Ok(PurchaseResponse::RefusedHere(
+                "the price behind @ in the option's id is unreadable".into(),
+            ));
+        };
+        match self.client.call(ORDER, &request).await? {
+            Reply::Done(ordered) => {
+                let ordered: wire::EsimAccessOrder = wire::read(ordered)?;
+                if ordered.is_for_another(purchase.placement_id) {
+                    return Err(Trouble::Unknown(
+                        "the response names another purchase".into(),
+                    ));
+                }
+                Ok(PurchaseResponse::Bought(BoughtUnits {
+                    reference: Some(order_number(ordered.order_no)?),
+                    units: Vec::new(),
+                }))
+            }
+            Reply::Failed { code, message } => {
+                let outcome = outcome(&code);
+                if outcome == EsimAccessOutcome::Malformed {
+                    tracing::error!(
+                        code,
+                        message,
+                        "the provider does not understand our request. It has bought nothing, \
+                             and the purchase is refused; the adapter must be corrected"
+                    );
+                }
+                if matches!(
+                    outcome,
+                    EsimAccessOutcome::Rejected | EsimAccessOutcome::Malformed
+                ) {
+                    return Ok(PurchaseResponse::Rejected {
+                        status: code,
+                        message,
+                    });
+                }
+                Err(EsimAccessFailure { code, message }.trouble_of_change())
+            }
+        }
+    }
+
+    async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+        match &look_up.reference {
+            Some(number) => {
+                self.client.http.turn().await;
+                self.by_number(look_up.placement_id, number).await
+            }
+            None => self.slots.by_time(&self.client, look_up).await,
+        }
+    }
+
+    async fn balance(&self) -> Result<Balance, Trouble> {
+        match self.client.call(BALANCE, &json!({})).await? {
+            Reply::Done(result) => Ok(wire::read::<wire::EsimAccessAccount>(result)?.balance()),
+            Reply::Failed { code, message } => Err(EsimAccessFailure { code, message }.trouble()),
+        }
+    }
+
+    /// The protocol lists all products in one response.
+    async fn products(&self, _page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
+        let request = json!({ "type": "BASE" });
+        let reply = self.client.call_for(Size::List, PACKAGES, &request);
+        let packages: wire::EsimAccessPackages = match reply.await? {
+            Reply::Done(result) => wire::read(result)?,
+            Reply::Failed { code, message } => {
+                return Err(EsimAccessFailure { code, message }.trouble());
+            }
+        };
+        Ok(ListPage {
+            entries: packages.package_list.iter().map(wire::offer).collect(),
+            next: None,
+        })
+    }
+
+    async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
+        let mut allocated = match self.client.query(&filter).await? {
+            Ok(allocated) => allocated,
+            Err(failure) => return Err(failure.trouble()),
+        };
+        let mut status = match (allocated.pop(), allocated.is_empty()) {
+            (Some(one), true) if one.is(&esim.unit_id) => one.status()?,
+            _ => {
+                return Err(Trouble::Unknown(
+                    "the response does not list exactly the eSIM that it was asked for".into(),
+                ));
+            }
+        };
+        // Nothing is used of an eSIM that nobody has installed.
+        if status.reading.installed != Some(false) {
+            self.count(esim, &mut status.reading).await;
+        }
+        Ok(status)
+    }
+
+    /// Reads one page of what was bought within a time.
+    async fn purchases(
+        &self,
+        span: PurchasePeriod,
+        number: u32,
+    ) -> Result<ListPage<SoldPurchase>, Trouble> {
+        let filter = within(span.since, span.until)?;
+        let page = match self.client.page(&filter, number).await? {
+            Ok(page) => page,
+            Err(failure) => return Err(failure.trouble()),
+        };
+        let is_last = page.is_last(number);
+        let sold: Result<Vec<SoldPurchase>, Trouble> = page
+            .esim_list
+            .into_iter()
+            .map(EsimAccessEsim::sold)
+            .collect();
+        Ok(ListPage {
+            entries: sold?,
+            next: (!is_last).then(|| number.saturating_add(1)),
+        })
+    }
+
+    /// The codes by which the provider refuses a cancellation are not documented, so none is taken
+    /// for a refusal: the outcome of any failure is unknown, and a look at the eSIM settles it.
+    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+        let request = json!({ "esimTranNo": esim.unit_id.as_str() });
+        match self.client.call(CANCEL, &request).await? {
+            Reply::Done(_) => Ok(GiveBackResponse::Returned),
+            Reply::Failed { code, message } => {
+                Err(EsimAccessFailure { code, message }.trouble_of_change())
+            }
+        }
     }
 }

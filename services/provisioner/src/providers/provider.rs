@@ -1,11 +1,15 @@
 //! The interface to an eSIM provider, and the classes of its responses. Each provider has an
-//! adapter that implements [`Provider`]; [`crate::calls`] calls it.
+//! adapter that implements [`Adapter`]; [`crate::calls`] calls it as a [`Provider`].
 //!
 //! The rule for every adapter: if it is not certain what a response means, it returns
 //! [`Trouble::Unknown`]. That costs one look-up. A wrong guess costs more: a purchase that is taken
 //! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::{Ready, ready},
+    sync::Arc,
+    time::Duration,
+};
 
 use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::ReasonCode};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -518,68 +522,14 @@ pub struct LiveAnswer {
     pub is_documented: Option<bool>,
 }
 
-/// The adapter of one provider: it translates between our calls and the provider's protocol.
-pub trait Provider: Send + Sync + 'static {
+/// What an adapter knows without a call.
+pub trait ProviderFacts: Send + Sync + 'static {
     /// What the provider can do.
     fn capabilities(&self) -> Capabilities;
-    /// Buys. Called once for each recorded attempt, and only by the process that recorded it. Only
-    /// where it is proved that an identical request is the same purchase is it called again, with
-    /// the same purchase, which must lead to the same request.
-    fn purchase<'a>(
-        &'a self,
-        purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>>;
-    /// Looks a purchase up by our id, or asks for the profiles of one that the provider has. Buys
-    /// nothing.
-    fn look_up<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>>;
     /// Whether the adapter itself takes the turns of its look-ups, because one call may answer
     /// several of them.
     fn paces_look_ups(&self) -> bool {
         false
-    }
-    /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
-    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
-        let reason = "this provider does not show the balance".to_owned();
-        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
-    }
-    /// A page of the products that the provider sells; the first page is 1. Called only if
-    /// [`Capabilities::catalogue`] is declared.
-    fn products(&self, _page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
-        let reason = "this provider does not list its products".to_owned();
-        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
-    }
-    /// A page of what we have bought within a time; the first page is 1. Called only if
-    /// [`Capabilities::purchases`] is declared.
-    fn purchases(
-        &self,
-        _span: PurchasePeriod,
-        _page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
-        let reason = "this provider does not list our purchases".to_owned();
-        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
-    }
-    /// The state of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
-    /// that the provider does not know is [`Trouble::Unknown`].
-    fn status<'a>(
-        &'a self,
-        _esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        let reason = "this provider does not show the state of an eSIM".to_owned();
-        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
-    }
-    /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
-    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are
-    /// declared, because an outcome that is unknown is settled by looks at the eSIM. If those do
-    /// not show it ([`Custody::Unshown`]), it is called again for the same attempt.
-    fn give_back<'a>(
-        &'a self,
-        _esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
-        let reason = "this provider takes no eSIM back".to_owned();
-        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// How long the response to a purchase may take. By default that is the timeout of every call
     /// (`PROVIDER_TIMEOUT`). It must not be more with [`LookUp::Exact`], because a purchase has to
@@ -590,11 +540,6 @@ pub trait Provider: Send + Sync + 'static {
     /// Products that the provider refuses, for `esimctl provider prove` to try how.
     fn refused_products(&self) -> &'static [RefusedProduct] {
         &[]
-    }
-    /// Asks what only a live account can answer about this protocol alone, for `esimctl provider
-    /// prove`. Buys nothing.
-    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
-        std::future::ready(Vec::new()).boxed()
     }
     /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the
     /// header `Date`; negative if it was behind. `None` before any response, or without the header.
@@ -608,6 +553,116 @@ pub trait Provider: Send + Sync + 'static {
     /// their callbacks. By default a provider does not call back.
     fn read_callback(&self, _callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
         Err(BadCallback::Unreadable)
+    }
+}
+
+/// The adapter of one provider: it translates between our calls and the provider's protocol. Its
+/// callers hold it as a [`Provider`].
+pub(crate) trait Adapter: ProviderFacts {
+    /// Buys. Called once for each recorded attempt, and only by the process that recorded it. Only
+    /// where it is proved that an identical request is the same purchase is it called again, with
+    /// the same purchase, which must lead to the same request.
+    fn purchase(
+        &self,
+        purchase: &Purchase,
+    ) -> impl Future<Output = Result<PurchaseResponse, Trouble>> + Send;
+    /// Looks a purchase up by our id, or asks for the profiles of one that the provider has. Buys
+    /// nothing.
+    fn look_up(
+        &self,
+        look_up: &LookUpRequest,
+    ) -> impl Future<Output = Result<LookUpResponse, Trouble>> + Send;
+    /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
+    fn balance(&self) -> impl Future<Output = Result<Balance, Trouble>> + Send {
+        undeclared("this provider does not show the balance")
+    }
+    /// A page of the products that the provider sells; the first page is 1. Called only if
+    /// [`Capabilities::catalogue`] is declared.
+    fn products(
+        &self,
+        _page: u32,
+    ) -> impl Future<Output = Result<ListPage<ProductOffer>, Trouble>> + Send {
+        undeclared("this provider does not list its products")
+    }
+    /// A page of what we have bought within a time; the first page is 1. Called only if
+    /// [`Capabilities::purchases`] is declared.
+    fn purchases(
+        &self,
+        _span: PurchasePeriod,
+        _page: u32,
+    ) -> impl Future<Output = Result<ListPage<SoldPurchase>, Trouble>> + Send {
+        undeclared("this provider does not list our purchases")
+    }
+    /// The state of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
+    /// that the provider does not know is [`Trouble::Unknown`].
+    fn status(
+        &self,
+        _esim: &DeliveredEsim,
+    ) -> impl Future<Output = Result<EsimStatus, Trouble>> + Send {
+        undeclared("this provider does not show the state of an eSIM")
+    }
+    /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
+    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are
+    /// declared, because an outcome that is unknown is settled by looks at the eSIM. If those do
+    /// not show it ([`Custody::Unshown`]), it is called again for the same attempt.
+    fn give_back(
+        &self,
+        _esim: &DeliveredEsim,
+    ) -> impl Future<Output = Result<GiveBackResponse, Trouble>> + Send {
+        undeclared("this provider takes no eSIM back")
+    }
+    /// Asks what only a live account can answer about this protocol alone, for `esimctl provider
+    /// prove`. Buys nothing.
+    fn ask_live(&self) -> impl Future<Output = Vec<LiveAnswer>> + Send {
+        ready(Vec::new())
+    }
+}
+
+/// The response to a call that the provider is not declared to have.
+fn undeclared<T>(reason: &str) -> Ready<Result<T, Trouble>> {
+    ready(Err(Trouble::NotSent(reason.to_owned())))
+}
+
+/// The response of a provider to a call, when it comes.
+pub type Calling<'a, T> = BoxFuture<'a, Result<T, Trouble>>;
+
+/// An [`Adapter`] as its callers hold it, who do not know which one it is. An `async fn` cannot be
+/// called through `dyn`, so the calls of all adapters are boxed here.
+pub trait Provider: ProviderFacts {
+    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> Calling<'a, PurchaseResponse>;
+    fn look_up<'a>(&'a self, look_up: &'a LookUpRequest) -> Calling<'a, LookUpResponse>;
+    fn balance(&self) -> Calling<'_, Balance>;
+    fn products(&self, page: u32) -> Calling<'_, ListPage<ProductOffer>>;
+    fn purchases(&self, span: PurchasePeriod, page: u32) -> Calling<'_, ListPage<SoldPurchase>>;
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus>;
+    fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>>;
+}
+
+impl<A: Adapter> Provider for A {
+    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> Calling<'a, PurchaseResponse> {
+        Adapter::purchase(self, purchase).boxed()
+    }
+    fn look_up<'a>(&'a self, look_up: &'a LookUpRequest) -> Calling<'a, LookUpResponse> {
+        Adapter::look_up(self, look_up).boxed()
+    }
+    fn balance(&self) -> Calling<'_, Balance> {
+        Adapter::balance(self).boxed()
+    }
+    fn products(&self, page: u32) -> Calling<'_, ListPage<ProductOffer>> {
+        Adapter::products(self, page).boxed()
+    }
+    fn purchases(&self, span: PurchasePeriod, page: u32) -> Calling<'_, ListPage<SoldPurchase>> {
+        Adapter::purchases(self, span, page).boxed()
+    }
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus> {
+        Adapter::status(self, esim).boxed()
+    }
+    fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse> {
+        Adapter::give_back(self, esim).boxed()
+    }
+    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
+        Adapter::ask_live(self).boxed()
     }
 }
 

@@ -18,7 +18,6 @@
 use std::sync::Arc;
 
 use domain::{ActivationCode, Iccid, PlacementId};
-use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
     Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
@@ -32,10 +31,10 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, Size, parse},
     provider::{
-        BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
+        Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderUnit, ProviderUnitState,
-        Purchase, PurchaseResponse, RefusedProduct, Trouble, UnitFields, filled,
+        PacedCalls, ProfileFault, ProviderConnection, ProviderFacts, ProviderUnit,
+        ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, Trouble, UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -267,60 +266,9 @@ impl Usimsa {
             Err(_) => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
         }
     }
-
-    async fn get(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
-        let path = format!("{ORDER}/{placement_id}");
-        let reply = self.call(Method::GET, &path, FETCH, None).await?;
-        match of_look_up(self.dialect, &reply.code) {
-            Outcome::Done if reply.is_success => {
-                Ok(LookUpResponse::Found(units(reply.products)?.into()))
-            }
-            Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
-            _ => Err(unknown_code(&reply)),
-        }
-    }
 }
 
 impl Usimsa {
-    /// Asks for an order that does not exist, and sends an order of nothing: which code comes, and
-    /// with which kind of HTTP status, is not documented, or only by other clients.
-    async fn ask(&self) -> Vec<LiveAnswer> {
-        let id = PlacementId::new();
-        let told = |question, asked, reply: Result<Reply, Trouble>| {
-            let came = match reply {
-                Ok(reply) if reply.is_success => {
-                    format!("code {} with HTTP success", one_line(&reply.code))
-                }
-                Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
-                Err(trouble) => trouble.reason().to_owned(),
-            };
-            LiveAnswer {
-                question,
-                asked,
-                came,
-                is_documented: None,
-            }
-        };
-        let path = format!("{ORDER}/{id}");
-        let absent = self.call(Method::GET, &path, FETCH, None).await;
-        self.http.turn().await;
-        let nothing = json!({ "orderId": id, "products": [] });
-        let malformed = self.call(Method::POST, ORDER, ORDER, Some(&nothing)).await;
-        vec![
-            told(
-                "the code of an order that does not exist",
-                format!("GET {ORDER}/ID"),
-                absent,
-            ),
-            // One client has seen `9998`; no document names a code.
-            told(
-                "the code of a malformed order",
-                format!("POST {ORDER} without products"),
-                malformed,
-            ),
-        ]
-    }
-
     /// What USIMSA shows of an eSIM: the data that it has used, and whether it is installed. It
     /// does not show whether it would take the eSIM back. No source says how old the figures are.
     async fn shown(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
@@ -412,7 +360,7 @@ fn megabytes(amount: &Value) -> Option<f64> {
     (0.0..1e12).contains(&amount).then_some(amount)
 }
 
-impl Provider for Usimsa {
+impl ProviderFacts for Usimsa {
     fn capabilities(&self) -> Capabilities {
         let is_sandbox = self.dialect == Dialect::Sandbox;
         Capabilities {
@@ -440,81 +388,8 @@ impl Provider for Usimsa {
         }]
     }
 
-    fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
-        self.ask().boxed()
-    }
-
     fn clock_ahead(&self) -> Option<i64> {
         self.http.clock_ahead()
-    }
-
-    fn purchase<'a>(
-        &'a self,
-        purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-        async move {
-            let product =
-                |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
-            let products: Vec<Value> = purchase.items.iter().map(product).collect();
-            let request = json!({ "orderId": purchase.placement_id, "products": products });
-            let reply = self
-                .call(Method::POST, ORDER, ORDER, Some(&request))
-                .await?;
-            match of_purchase(self.dialect, &reply.code) {
-                Outcome::Done if reply.is_success => {
-                    Ok(PurchaseResponse::Bought(units(reply.products)?.into()))
-                }
-                // The units are collected.
-                Outcome::BoughtBefore => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
-                Outcome::Rejected => Ok(PurchaseResponse::Rejected {
-                    message: one_line(&reply.message.unwrap_or_default()),
-                    status: reply.code,
-                }),
-                _ => Err(unknown_code(&reply)),
-            }
-        }
-        .boxed()
-    }
-
-    fn look_up<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-        self.get(look_up.placement_id).boxed()
-    }
-
-    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        async move {
-            if self.dialect == Dialect::Usimsa {
-                return self.shown(esim).await;
-            }
-            let path = of_unit(USAGE, esim)?;
-            let reply = self.call(Method::GET, &path, USAGE, None).await?;
-            match (reply.code.as_str(), &reply.usage) {
-                ("0000", Some(usage)) if reply.is_success => part::<Usage>(usage)?.status(esim),
-                _ => Err(unknown_code(&reply)),
-            }
-        }
-        .boxed()
-    }
-
-    fn give_back<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
-        async move {
-            let path = of_unit(CANCEL, esim)?;
-            let reply = self.call(Method::POST, &path, CANCEL, None).await?;
-            match reply.code.as_str() {
-                "0000" if reply.is_success => Ok(GiveBackResponse::Returned),
-                "9002" => Ok(GiveBackResponse::Returned),
-                "9003" | "9004" | "9006" => Ok(GiveBackResponse::Refused(one_line(
-                    &reply.message.unwrap_or_default(),
-                ))),
-                _ => Err(unknown_code(&reply)),
-            }
-        }
-        .boxed()
     }
 
     fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
@@ -526,6 +401,105 @@ impl Provider for Usimsa {
             serde_json::from_slice(callback.body).map_err(|_| BadCallback::Unreadable)?;
         let unit_id = ProviderId::parse(callback.unit_id).map_err(|_| BadCallback::Unreadable)?;
         Ok(Hint::Unit(unit_id))
+    }
+}
+
+impl Adapter for Usimsa {
+    /// Asks for an order that does not exist, and sends an order of nothing: which code comes, and
+    /// with which kind of HTTP status, is not documented, or only by other clients.
+    async fn ask_live(&self) -> Vec<LiveAnswer> {
+        let id = PlacementId::new();
+        let told = |question, asked, reply: Result<Reply, Trouble>| {
+            let came = match reply {
+                Ok(reply) if reply.is_success => {
+                    format!("code {} with HTTP success", one_line(&reply.code))
+                }
+                Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
+                Err(trouble) => trouble.reason().to_owned(),
+            };
+            LiveAnswer {
+                question,
+                asked,
+                came,
+                is_documented: None,
+            }
+        };
+        let path = format!("{ORDER}/{id}");
+        let absent = self.call(Method::GET, &path, FETCH, None).await;
+        self.http.turn().await;
+        let nothing = json!({ "orderId": id, "products": [] });
+        let malformed = self.call(Method::POST, ORDER, ORDER, Some(&nothing)).await;
+        vec![
+            told(
+                "the code of an order that does not exist",
+                format!("GET {ORDER}/ID"),
+                absent,
+            ),
+            // One client has seen `9998`; no document names a code.
+            told(
+                "the code of a malformed order",
+                format!("POST {ORDER} without products"),
+                malformed,
+            ),
+        ]
+    }
+
+    async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+        let product = |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
+        let products: Vec<Value> = purchase.items.iter().map(product).collect();
+        let request = json!({ "orderId": purchase.placement_id, "products": products });
+        let reply = self
+            .call(Method::POST, ORDER, ORDER, Some(&request))
+            .await?;
+        match of_purchase(self.dialect, &reply.code) {
+            Outcome::Done if reply.is_success => {
+                Ok(PurchaseResponse::Bought(units(reply.products)?.into()))
+            }
+            // The units are collected.
+            Outcome::BoughtBefore => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
+            Outcome::Rejected => Ok(PurchaseResponse::Rejected {
+                message: one_line(&reply.message.unwrap_or_default()),
+                status: reply.code,
+            }),
+            _ => Err(unknown_code(&reply)),
+        }
+    }
+
+    async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+        let path = format!("{ORDER}/{}", look_up.placement_id);
+        let reply = self.call(Method::GET, &path, FETCH, None).await?;
+        match of_look_up(self.dialect, &reply.code) {
+            Outcome::Done if reply.is_success => {
+                Ok(LookUpResponse::Found(units(reply.products)?.into()))
+            }
+            Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
+            _ => Err(unknown_code(&reply)),
+        }
+    }
+
+    async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        if self.dialect == Dialect::Usimsa {
+            return self.shown(esim).await;
+        }
+        let path = of_unit(USAGE, esim)?;
+        let reply = self.call(Method::GET, &path, USAGE, None).await?;
+        match (reply.code.as_str(), &reply.usage) {
+            ("0000", Some(usage)) if reply.is_success => part::<Usage>(usage)?.status(esim),
+            _ => Err(unknown_code(&reply)),
+        }
+    }
+
+    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+        let path = of_unit(CANCEL, esim)?;
+        let reply = self.call(Method::POST, &path, CANCEL, None).await?;
+        match reply.code.as_str() {
+            "0000" if reply.is_success => Ok(GiveBackResponse::Returned),
+            "9002" => Ok(GiveBackResponse::Returned),
+            "9003" | "9004" | "9006" => Ok(GiveBackResponse::Refused(one_line(
+                &reply.message.unwrap_or_default(),
+            ))),
+            _ => Err(unknown_code(&reply)),
+        }
     }
 }
 

@@ -20,8 +20,6 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use domain::PlacementId;
-use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
     Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},
@@ -35,9 +33,9 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Terms},
     provider::{
-        BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
+        Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        Provider, ProviderConnection, Purchase, PurchaseResponse, RefusedProduct, Trouble,
+        ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
     text::one_line,
 };
@@ -236,8 +234,43 @@ fn path(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
     }
 }
 
-impl Zendit {
-    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
+impl ProviderFacts for Zendit {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: false,
+            look_up: LookUp::Exact,
+            callbacks: true,
+            cancel: false,
+            give_back: true,
+            usage: true,
+            balance: true,
+            catalogue: true,
+            purchases: true,
+        }
+    }
+
+    fn refused_products(&self) -> &'static [RefusedProduct] {
+        &[RefusedProduct {
+            product: "no-such-product",
+            code: "NOT_FOUND",
+        }]
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.calls.http.clock_ahead()
+    }
+
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        price::product(provider_option_id)
+    }
+
+    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
+        wire::callback(callback.body)
+    }
+}
+
+impl Adapter for Zendit {
+    async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
         let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
         let rejected = |status: &str, message: String| {
             Ok(PurchaseResponse::Rejected {
@@ -289,121 +322,64 @@ impl Zendit {
         }
     }
 
-    async fn find(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
-        match self.calls.purchase(&placement_id.to_string()).await? {
+    async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+        match self
+            .calls
+            .purchase(&look_up.placement_id.to_string())
+            .await?
+        {
             Some(purchased) => Ok(LookUpResponse::Found(vec![purchased.unit()?].into())),
             None => Ok(LookUpResponse::NotFound),
         }
     }
-}
 
-impl Provider for Zendit {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            purchase_key: false,
-            look_up: LookUp::Exact,
-            callbacks: true,
-            cancel: false,
-            give_back: true,
-            usage: true,
-            balance: true,
-            catalogue: true,
-            purchases: true,
-        }
+    async fn balance(&self) -> Result<Balance, Trouble> {
+        let body = self.calls.done(Asked::get(BALANCE, BALANCE)).await?;
+        parse::<wire::ZenditAccount>(&body)?.balance()
     }
 
-    fn refused_products(&self) -> &'static [RefusedProduct] {
-        &[RefusedProduct {
-            product: "no-such-product",
-            code: "NOT_FOUND",
-        }]
-    }
-
-    fn clock_ahead(&self) -> Option<i64> {
-        self.calls.http.clock_ahead()
-    }
-
-    fn purchase<'a>(
-        &'a self,
-        purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
-        self.buy(purchase).boxed()
-    }
-
-    fn look_up<'a>(
-        &'a self,
-        look_up: &'a LookUpRequest,
-    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
-        self.find(look_up.placement_id).boxed()
-    }
-
-    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
-        async move {
-            let body = self.calls.done(Asked::get(BALANCE, BALANCE)).await?;
-            parse::<wire::ZenditAccount>(&body)?.balance()
-        }
-        .boxed()
-    }
-
-    fn products(&self, page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
-        async move { offers::listed(&self.calls.page(OFFERS, page).await?, page) }.boxed()
+    async fn products(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
+        offers::listed(&self.calls.page(OFFERS, page).await?, page)
     }
 
     /// The form of the filter by time is not public, so all purchases are read, and those of
     /// another time are left out here.
-    fn purchases(
+    async fn purchases(
         &self,
         span: PurchasePeriod,
         page: u32,
-    ) -> BoxFuture<'_, Result<ListPage<SoldPurchase>, Trouble>> {
-        async move { wire::sold(&self.calls.page(PURCHASES, page).await?, span, page) }.boxed()
+    ) -> Result<ListPage<SoldPurchase>, Trouble> {
+        wire::sold(&self.calls.page(PURCHASES, page).await?, span, page)
     }
 
     /// Two calls: the purchase shows a refund, and the plans show the data that is used.
-    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
-        async move {
-            let found = self.calls.purchase(esim.unit_id.as_str()).await?;
-            let purchased = found.ok_or_else(|| {
-                Trouble::Unknown("the provider does not know the purchase of the eSIM".into())
-            })?;
-            self.calls.http.turn().await;
-            let path = PLANS.replace("{iccid}", esim.iccid.as_str());
-            let body = self.calls.done(Asked::get(&path, PLANS)).await?;
-            let plans: wire::Plans = parse(&body)?;
-            plans.status(&purchased, &esim.iccid)
-        }
-        .boxed()
+    async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        let found = self.calls.purchase(esim.unit_id.as_str()).await?;
+        let purchased = found.ok_or_else(|| {
+            Trouble::Unknown("the provider does not know the purchase of the eSIM".into())
+        })?;
+        self.calls.http.turn().await;
+        let path = PLANS.replace("{iccid}", esim.iccid.as_str());
+        let body = self.calls.done(Asked::get(&path, PLANS)).await?;
+        let plans: wire::Plans = parse(&body)?;
+        plans.status(&purchased, &esim.iccid)
     }
 
     /// A refund is carried out later, too. Only one that is done is believed at once; a look at the
     /// eSIM settles all others, because the codes of a refusal are not documented.
-    fn give_back<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
-        async move {
-            let path = of_purchase(REFUND, esim.unit_id.as_str())?;
-            let asked = Asked {
-                method: Method::POST,
-                ..Asked::get(&path, REFUND)
-            };
-            let refund: wire::Refund = parse(&self.calls.done(asked).await?)?;
-            match ZenditState::of(&refund.status) {
-                ZenditState::Done => Ok(GiveBackResponse::Returned),
-                _ => Err(Trouble::Unknown(format!(
-                    "the refund is {}",
-                    one_line(&refund.status)
-                ))),
-            }
+    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+        let path = of_purchase(REFUND, esim.unit_id.as_str())?;
+        let asked = Asked {
+            method: Method::POST,
+            ..Asked::get(&path, REFUND)
+        };
+        let refund: wire::Refund = parse(&self.calls.done(asked).await?)?;
+        match ZenditState::of(&refund.status) {
+            ZenditState::Done => Ok(GiveBackResponse::Returned),
+            _ => Err(Trouble::Unknown(format!(
+                "the refund is {}",
+                one_line(&refund.status)
+            ))),
         }
-        .boxed()
-    }
-
-    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
-        price::product(provider_option_id)
-    }
-
-    fn read_callback(&self, callback: CallbackRequest<'_>) -> Result<Hint, BadCallback> {
-        wire::callback(callback.body)
     }
 }
