@@ -168,8 +168,9 @@ const TURNS: Duration = Duration::from_secs(5);
 /// slow queue are deferred, so that ingress does not wait for their verdicts.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// The largest response that is read from a provider, in bytes: 1 KiB for each unit of the largest
-/// order, and enough for a page of a list.
+/// The largest response that is read from a provider, in bytes, unless it is a list. An eSIM of eSIM
+/// Access has about 1 KB by its examples (April 2026), and so has a unit of the others; 1 MiB is
+/// enough for the texts that Airalo sends with an order.
 fn response_max(max_units: u32) -> usize {
     usize::try_from(max_units).map_or(usize::MAX, |units| (units * 1024).max(1024 * 1024))
 }

@@ -61,7 +61,8 @@ const BALANCE: &str = "/v2/balance";
 const PACKAGES: &str = "/v2/packages";
 const USAGE: &str = "/v2/sims/{iccid}/usage";
 
-/// The maximum number of orders of one page of a list.
+/// The number of orders of one page of a list. Its pages (September 2026) name no largest one, and
+/// `esimctl provider prove` asks for it.
 const PAGE: usize = 50;
 /// The maximum number of pages of one search. A description contains our id in one order, so a
 /// second page is already odd. If a search has more, its outcome is unknown.

@@ -321,7 +321,8 @@ impl Reply {
     }
 }
 
-/// The bytes of a MB.
+/// The bytes of a MB. No source says how USIMSA counts; a text such as `1.5GB` is taken for 1024 of
+/// them.
 const MEGABYTE: f64 = 1_048_576.0;
 
 impl Daily {

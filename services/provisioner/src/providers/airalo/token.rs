@@ -20,12 +20,13 @@ use crate::providers::{
 };
 
 const TOKEN: &str = "/v2/token";
-/// The longest time for which a token is used. It lasts a day, although `expires_in` says a year in
-/// the examples.
+/// The longest time for which a token is used. It lasts 24 hours by the text of its page on tokens
+/// (September 2026), although `expires_in` says a year in the examples.
 const LONGEST: Duration = Duration::from_hours(23);
 /// How long before its end a token is no longer used, so that no call arrives after it.
 const SPARE: Duration = Duration::from_mins(1);
-/// The shortest time between two requests for a token, of which three a minute are allowed.
+/// The shortest time between two requests for a token, of which three a minute are allowed (its
+/// page on rates, September 2026; five in 2024).
 const PAUSE: Duration = Duration::from_secs(21);
 
 /// A token as a call uses it.
