@@ -30,7 +30,7 @@ def measure(context, page, pages, number):
         f"/orders?partner={mine}", f"/orders?partner={mine}&state=failed", "/orders?partner=Measured+77", order, esim,
         "/webhooks", "/webhooks?state=exhausted", "/webhooks?state=pending", "/webhooks?state=untaken",
         f"/webhooks?partner={gave_up}&state=untaken", "/webhooks?provider=nobody",
-        f"/webhooks?partner={gave_up}&state=exhausted", f"/webhooks/{webhook}", "/partners", "/partners?state=problem",
+        f"/webhooks?partner={gave_up}&state=exhausted", f"/webhooks/{webhook}", "/partners", "/partners?state=problem", "/partners?sort=orders",
         "/partners?partner=measured", partner, f"/partners/{gave_up}", f"{partner}/refused", f"{partner}/refused?order=refused-7", f"{partner}/access", "/providers",
         "/resends", "/resends/preview?since=7days", "/resends/preview?since=1h&state=delivered",
         f"/resends/preview?since=15min&state=exhausted&partner={mine}", "/actions",

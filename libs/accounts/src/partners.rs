@@ -203,7 +203,7 @@ pub struct PartnerFilter<'a> {
 }
 
 /// A page of the partners by name, behind `offset`, and how many there are. Those in `first` come
-/// before all others.
+/// before all others, in their order.
 pub async fn page(
     connection: &mut PgConnection,
     wanted: &PartnerFilter<'_>,
@@ -212,12 +212,13 @@ pub async fn page(
 ) -> Result<(Vec<Partner>, i64)> {
     let matching = sqlx::query!(
         r#"SELECT partner_id, count(*) OVER () AS "total!" FROM partners
+           LEFT JOIN unnest($5::uuid[]) WITH ORDINALITY AS first (id, nth) ON id = partner_id
            WHERE ($1 = '' OR strpos(lower(name), lower($1)) > 0 OR strpos(name, $1) > 0 OR partner_id::text = lower($1)
                   OR access_key = $1)
              AND ($2::text IS NULL OR environment = $2)
              AND (NOT $3::boolean OR disabled_at IS NOT NULL)
              AND ($4::uuid[] IS NULL OR partner_id = ANY ($4))
-           ORDER BY partner_id = ANY ($5) DESC, lower(name), partner_id
+           ORDER BY nth, lower(name), partner_id
            OFFSET $6 LIMIT $7"#,
         wanted.named,
         wanted.environment.map(Environment::as_str),
@@ -230,11 +231,11 @@ pub async fn page(
     let matching = matching.fetch_all(&mut *connection).await?;
     let total = matching.first().map_or(0, |row| row.total);
     let ids: Vec<Uuid> = matching.into_iter().map(|row| row.partner_id).collect();
-    let found = partners!(
-        "p.partner_id = ANY ($1) ORDER BY array_position($1, p.partner_id)",
-        &ids,
-    );
-    Ok((found.fetch_all(connection).await?, total))
+    let found = partners!("p.partner_id = ANY ($1)", &ids);
+    let found = found.fetch_all(connection).await?.into_iter();
+    let mut found: HashMap<Uuid, Partner> = found.map(|one| (one.partner_id, one)).collect();
+    let in_order = ids.iter().filter_map(|id| found.remove(id));
+    Ok((in_order.collect(), total))
 }
 
 /// The partners whose name a text is, or of whose names it is a part, in any case.

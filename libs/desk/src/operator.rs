@@ -22,6 +22,7 @@ pub mod options;
 pub mod order_list;
 pub mod orders;
 pub mod partner_day;
+pub mod partners_lately;
 pub mod placements;
 pub mod resends;
 pub mod route;

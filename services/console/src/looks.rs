@@ -4,7 +4,7 @@
 //! database no more than one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +13,10 @@ use std::{
 };
 
 use accounts::partners;
-use desk::operator::health::{self, HealthReport};
+use desk::operator::{
+    health::{self, HealthReport},
+    partners_lately::{self, PartnerActivity},
+};
 use pg::{
     Database, PgConnection,
     actions::{self, ActionFilter, RecordedAction},
@@ -52,7 +55,7 @@ pub(crate) struct SystemSnapshot {
     pub(crate) subjects: Vec<(Measure, String, Count)>,
     /// What people have done lately, and the names of the partners of it.
     pub(crate) actions: Vec<RecordedAction>,
-    pub(crate) names: std::collections::HashMap<Uuid, String>,
+    pub(crate) names: HashMap<Uuid, String>,
 }
 
 impl SystemSnapshot {
@@ -123,6 +126,8 @@ pub(crate) type Bars = Vec<(OffsetDateTime, MeasureCounts)>;
 
 /// The bars of each provider.
 pub(crate) type ByProvider = BTreeMap<String, Bars>;
+/// What each partner did lately.
+pub(crate) type Activities = HashMap<Uuid, PartnerActivity>;
 
 /// The newest look, and an older one to compare it with.
 #[derive(Default)]
@@ -138,6 +143,7 @@ pub(crate) struct SharedSnapshots {
     looks: Mutex<Looks>,
     charts: Mutex<BTreeMap<Range, (Instant, Arc<Bars>)>>,
     providers: Mutex<Option<(Instant, Arc<ByProvider>)>>,
+    partners: Mutex<Option<(Instant, Arc<Activities>)>>,
     /// How many things need a person; [`UNKNOWN`] before the first look.
     needs: AtomicU64,
     /// How many acts this console has carried out. What they have changed is not in a look from
@@ -153,6 +159,7 @@ impl Default for SharedSnapshots {
             looks: Mutex::default(),
             charts: Mutex::default(),
             providers: Mutex::default(),
+            partners: Mutex::default(),
             needs: AtomicU64::new(UNKNOWN),
             acts: AtomicU64::new(0),
         }
@@ -264,6 +271,27 @@ impl SharedSnapshots {
         let drawn: Arc<ByProvider> = Arc::new(drawn.collect());
         *providers = Some((Instant::now(), Arc::clone(&drawn)));
         Ok(drawn)
+    }
+}
+
+impl SharedSnapshots {
+    /// What all partners did lately.
+    pub(crate) async fn activities(
+        &self,
+        database: &Database,
+    ) -> Result<Arc<Activities>, pg::Error> {
+        let mut partners = self.partners.lock().await;
+        if let Some((at, activities)) = partners.as_ref()
+            && at.elapsed() < CHARTED
+        {
+            return Ok(Arc::clone(activities));
+        }
+        let now = runtime::clock::now();
+        let read =
+            async |connection: &mut PgConnection| partners_lately::read(connection, now).await;
+        let read = Arc::new(database.run(read).await?);
+        *partners = Some((Instant::now(), Arc::clone(&read)));
+        Ok(read)
     }
 }
 

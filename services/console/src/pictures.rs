@@ -127,6 +127,24 @@ pub(crate) fn bars(
     }
 }
 
+/// How many there were in each of the last hours, for a row of a list.
+pub(crate) fn spark(hours: &[u64]) -> String {
+    let most = hours.iter().copied().max().unwrap_or_default();
+    let mut bars = String::new();
+    for (nth, n) in hours.iter().enumerate().filter(|(_, n)| **n > 0) {
+        #[expect(clippy::cast_precision_loss, reason = "a height in a picture")]
+        let height = (*n as f64 / most as f64 * 21.0).max(0.7);
+        let _ = write!(bars, "M{} 22v-{height:.1}h3v{height:.1}z", nth * 4);
+    }
+    format!(
+        "<svg class=\"spark\" viewBox=\"0 0 {} 22\" role=\"img\" \
+         aria-label=\"most {} in an hour, {} in the last one\"><path class=\"b1\" d=\"{bars}\"/></svg>",
+        hours.len() * 4,
+        number(most),
+        number(hours.last().copied().unwrap_or_default()),
+    )
+}
+
 impl Chart {
     /// Which share of them failed.
     pub(crate) fn share(title: &'static str, counts: &[Option<&Count>], times: &[String]) -> Self {

@@ -79,6 +79,7 @@ fn of_partners() -> Vec<ConsoleRoute> {
     let operator = Some(OperatorRole::Operator);
     vec![
         page("/partners", viewer, get(pages::partners::show)),
+        page("/partners.csv", viewer, get(pages::partners::csv)),
         page("/partners/{id}", viewer, get(pages::partner::show)),
         action(
             "/partners/{id}/disable",

@@ -62,9 +62,10 @@ const WALKS: [(&str, &str); 1] = rows! {
 };
 
 /// Statements that read a narrow table whole, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 4] = rows! {
+const COUNTS: [(&str, &str); 5] = rows! {
     "FROM held\n           WHERE state = 'exhausted' GROUP BY" => "an operator's look at all endpoints: one pass instead of a look-up for each";
     "FROM work\n           WHERE kind = 'deliver' AND provider = '' GROUP BY" => "the same";
+    "FROM (SELECT partner_id, id FROM work" => "the list of partners: up to 50,000 purchases that wait";
     "SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS \"parked!\""
         => "recover: counts what waits for an operator";
     "SELECT (SELECT count(*) FROM work" => "partner erase: reads the narrow tables once, before it begins";
@@ -92,7 +93,7 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 43] = rows! {
+const PER_SYSTEM: [(&str, &str); 45] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
@@ -138,6 +139,8 @@ const PER_SYSTEM: [(&str, &str); 43] = rows! {
     "SELECT name AS provider, due.count" => "the health of the system: due requests about eSIMs";
     "SELECT (SELECT count(*) FROM partner_endpoints\n" => "the gauges of endpoints";
     "WHERE r.give_back = 'parked' AND" => "an operator's list";
+    "FROM (SELECT partner_id, id FROM work" => "an operator's list";
+    "FROM (SELECT partner_id FROM refused_requests WHERE at >= $1" => "an operator's list";
 };
 
 /// The same for statements that read everything, in pages.

@@ -313,9 +313,9 @@ impl Frame {
 
 /// The query of this page with some fields set to other values; an empty value takes a field away.
 pub(crate) fn with(path: &str, query: &FormFields, changes: &[(&str, &str)]) -> String {
-    const KEPT: [&str; 12] = [
+    const KEPT: [&str; 13] = [
         "by", "what", "via", "partner", "state", "product", "provider", "endpoint", "since",
-        "from", "until", "before",
+        "from", "until", "sort", "before",
     ];
     let kept = KEPT.into_iter().filter_map(|name| {
         let changed = changes.iter().find(|(of, _)| *of == name);

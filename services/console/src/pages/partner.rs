@@ -24,7 +24,7 @@ use store::{
     deliveries::endpoints::{self, ListedEndpoint},
     figures::{self, Count, Measure},
 };
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
@@ -206,7 +206,9 @@ pub(crate) async fn show(
             })
             .collect(),
         channel: found.channel.as_ref().map(channel),
-        oldest: oldest(&look.report, id, times),
+        oldest: oldest(&look.report, times)
+            .get(&id.uuid())
+            .map_or_else(|| "–".to_owned(), |age| brief(*age)),
         orders: found.orders,
         recent: RECENT,
     })
@@ -232,34 +234,28 @@ fn channel(channel: &NoticeChannel) -> (Cow<'static, str>, &'static str, String)
     }
 }
 
-/// How long the oldest webhook has been due, or the oldest purchase on hold has waited.
-fn oldest(report: &HealthReport, id: PartnerId, times: &Times) -> String {
-    let webhooks = report
-        .waiting
-        .queues
-        .iter()
-        .filter_map(|(queue, backlog)| match queue {
-            WaitingQueue::Endpoint { partner_id, .. } if *partner_id == id.uuid() => {
-                Some(backlog.oldest)
-            }
-            _ => None,
-        });
-    let purchases = report
-        .findings
-        .iter()
-        .filter_map(|one| match &one.kind {
-            FindingKind::Parked { purchases, .. } => Some(purchases),
-            _ => None,
-        })
-        .flatten()
-        .filter(|one| one.partner_id == id)
-        .map(|one| (times.now - one.since()).as_seconds_f64());
-    let oldest = webhooks.chain(purchases).fold(0.0, f64::max);
-    if oldest > 0.0 {
-        brief(time::Duration::seconds_f64(oldest))
-    } else {
-        "–".to_owned()
+/// How long the oldest webhook of each partner has been due, or its oldest purchase on hold has
+/// waited.
+pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Duration> {
+    let queues = report.waiting.queues.iter();
+    let webhooks = queues.filter_map(|(queue, backlog)| match queue {
+        WaitingQueue::Endpoint { partner_id, .. } if backlog.oldest > 0.0 => {
+            Some((*partner_id, Duration::seconds_f64(backlog.oldest)))
+        }
+        _ => None,
+    });
+    let parked = report.findings.iter().filter_map(|one| match &one.kind {
+        FindingKind::Parked { purchases, .. } => Some(purchases),
+        _ => None,
+    });
+    let parked = parked.flatten();
+    let parked = parked.map(|one| (one.partner_id.uuid(), times.now - one.since()));
+    let mut all: HashMap<Uuid, Duration> = HashMap::new();
+    for (partner, age) in webhooks.chain(parked) {
+        let oldest = all.entry(partner).or_default();
+        *oldest = age.max(*oldest);
     }
+    all
 }
 
 struct Found {
@@ -361,12 +357,8 @@ fn day(found: &Found, times: &Times) -> DayView {
     for count in found.attempts.values() {
         all.merge(count);
     }
-    let seconds = |of: Option<f64>| {
-        of.map_or_else(
-            || "–".to_owned(),
-            |of| took(time::Duration::seconds_f64(of)),
-        )
-    };
+    let seconds =
+        |of: Option<f64>| of.map_or_else(|| "–".to_owned(), |of| took(Duration::seconds_f64(of)));
     let now = times.now.unix_timestamp().div_euclid(3_600);
     let hours: Vec<(OffsetDateTime, Option<Count>)> = (now - i64::from(HOURS) + 1..=now)
         .filter_map(|hour| OffsetDateTime::from_unix_timestamp(hour * 3_600).ok())

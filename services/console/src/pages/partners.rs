@@ -1,28 +1,38 @@
-//! All partners, those with a problem first: who has an endpoint that takes nothing, webhooks that
-//! were given up, or purchases on hold. The problems are those of the newest look that all viewers
-//! share.
+//! All partners, those with a problem first: who has orders that wait, an endpoint that takes
+//! nothing, webhooks that were given up or have no address, or no order for a day. The problems are
+//! those of the newest look that all viewers share.
 
-use std::collections::BTreeMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use accounts::partners::{self, PartnerFilter};
+use accounts::partners::{self, Partner, PartnerFilter};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::health::{FindingKind, HealthReport};
+use desk::operator::{
+    health::{FindingKind, HealthReport, finding::Severity},
+    partners_lately::{self, MOST_ORDERS, PartnerActivity},
+};
 use domain::{Environment, standing::EndpointState};
 use pg::PgConnection;
+use time::Duration;
 use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Viewer, Visit},
-    format::{counted, number},
+    access::{FormFields, Viewer, Visit},
+    format::{brief, counted, number},
+    looks::Activities,
     pages::{
         endpoints::{endpoint_class, endpoint_state},
-        lists::{Tab, with},
-        partner::standing,
+        lists::{self, Tab, instant, or_empty, with},
+        partner::{oldest, standing},
     },
+    pictures::spark,
     problem::Problem,
-    times::TimeElement,
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -36,15 +46,28 @@ enum Which {
     Problem,
     Live,
     Sandbox,
+    Quiet,
     Disabled,
 }
 
 /// The tabs: how they stand in the address, and their names.
-const TABS: [(&str, &str, Which); 4] = [
-    ("problem", "With a problem", Which::Problem),
+const TABS: [(&str, &str, Which); 5] = [
+    ("problem", "With a problem of its own", Which::Problem),
     ("live", "Live", Which::Live),
     ("sandbox", "Sandbox", Which::Sandbox),
+    ("quiet", "Quiet for a day", Which::Quiet),
     ("disabled", "Disabled", Which::Disabled),
+];
+
+/// What the list is sorted by: how that stands in the address, in the form, and over its column;
+/// and how the values of the column go.
+const SORTS: [(&str, &str, &str, &str); 6] = [
+    ("name", "name", "Partner", "ascending"),
+    ("", "problems first", "Health", "descending"),
+    ("orders", "most orders", "Orders, 24 h", "descending"),
+    ("last", "last order longest ago", "Last order", "ascending"),
+    ("oldest", "oldest waits", "Oldest waits", "descending"),
+    ("refused", "most refused", "Refused, 24 h", "descending"),
 ];
 
 #[derive(Template)]
@@ -55,33 +78,45 @@ struct Page {
     named: String,
     /// Which partners, as the address names it.
     state: &'static str,
+    /// How it can be sorted: each way with whether it is the chosen one.
+    sorts: Vec<(&'static str, &'static str, bool)>,
+    heads: Vec<Head>,
     rows: Vec<Row>,
     foot: String,
+    csv: String,
+    /// How many there are.
+    number: String,
     older: Option<String>,
     newest: Option<String>,
+}
+
+/// The head of a column, with the link that sorts by it.
+struct Head {
+    name: &'static str,
+    path: String,
+    sorted: Option<&'static str>,
+    is_number: bool,
 }
 
 struct Row {
     id: String,
     name: String,
-    health: Vec<(&'static str, String)>,
+    health: Badges,
     is_sandbox: bool,
-    waiting: String,
-    exhausted: String,
-    created: TimeElement,
+    /// Its orders by the hour, as a picture or in words.
+    hours: String,
+    orders: String,
+    last: TimeElement,
+    oldest: String,
+    refused: String,
 }
 
-/// What is wrong with a partner.
-#[derive(Default)]
-struct Health {
-    badges: Vec<(&'static str, String)>,
-    waiting: i64,
-    exhausted: i64,
-}
+/// What is wrong with a partner: how it is coloured, and in words.
+type Badges = Vec<(&'static str, String)>;
 
 /// What is wrong, by partner.
-fn health(report: &HealthReport) -> BTreeMap<Uuid, Health> {
-    let mut all: BTreeMap<Uuid, Health> = BTreeMap::new();
+fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap<Uuid, Badges> {
+    let mut all: BTreeMap<Uuid, Badges> = BTreeMap::new();
     let mut held: BTreeMap<Uuid, usize> = BTreeMap::new();
     for one in &report.findings {
         if let FindingKind::Parked { purchases, .. } = &one.kind {
@@ -91,25 +126,202 @@ fn health(report: &HealthReport) -> BTreeMap<Uuid, Health> {
         }
     }
     for (partner, number) in held {
-        let badges = &mut all.entry(partner).or_default().badges;
+        let badges = all.entry(partner).or_default();
         badges.push(("bad", format!("{number} on hold")));
     }
     for endpoint in &report.endpoints {
-        let one = all.entry(endpoint.partner_id).or_default();
-        one.waiting += endpoint.pending;
-        one.exhausted += endpoint.exhausted;
+        let badges = all.entry(endpoint.partner_id).or_default();
         let is_well = endpoint.state == EndpointState::Open && endpoint.failures == 0;
         if !is_well && (endpoint.state != EndpointState::NoUrl || endpoint.pending > 0) {
             let class = endpoint_class(endpoint);
-            one.badges
-                .push((class, format!("endpoint: {}", endpoint_state(endpoint))));
+            badges.push((class, format!("endpoint: {}", endpoint_state(endpoint))));
+        }
+        if endpoint.exhausted > 0 {
+            let given_up = counted(endpoint.exhausted, "webhook given up", "webhooks given up");
+            badges.push(("warn", given_up));
         }
     }
-    for one in all.values_mut().filter(|one| one.exhausted > 0) {
-        let given_up = counted(one.exhausted, "webhook given up", "webhooks given up");
-        one.badges.push(("warn", given_up));
+    for (partner, one) in lately {
+        let badges = all.entry(*partner).or_default();
+        if let Some(oldest) = one.oldest {
+            let severity = partners_lately::severity(one.is_live, oldest, times.now);
+            let is_fault = severity == Severity::Fault;
+            let class = if is_fault { "bad" } else { "warn" };
+            let wait = counted(one.waiting, "purchase waits", "purchases wait");
+            badges.push((class, wait));
+        }
+        if let Some(last) = one.last.filter(|_| one.usual.is_some()) {
+            badges.push(("warn", format!("quiet for {}", brief(times.now - last))));
+        }
     }
+    all.retain(|_, badges| !badges.is_empty());
     all
+}
+
+/// What the list is made of.
+struct Found {
+    health: BTreeMap<Uuid, Badges>,
+    lately: Arc<Activities>,
+    /// How long the oldest webhook or purchase of each partner has waited.
+    oldest: HashMap<Uuid, Duration>,
+    partners: Vec<Partner>,
+    number: i64,
+    hours: HashMap<Uuid, Vec<u64>>,
+}
+
+/// The partners in the order that is asked for; those that come first in it by a value of theirs.
+fn first(sort: &str, found: &Found) -> Vec<Uuid> {
+    fn by<Value: Ord>(values: impl Iterator<Item = (Value, Uuid)>) -> Vec<Uuid> {
+        let mut all: Vec<(Value, Uuid)> = values.collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, id)| id).collect()
+    }
+    let lately = || found.lately.iter();
+    let orders = |id: &Uuid| Reverse(found.lately.get(id).map_or(0, |one| one.orders));
+    match sort {
+        "name" => Vec::new(),
+        "orders" => by(lately()
+            .filter(|(_, one)| one.orders > 0)
+            .map(|(id, one)| (Reverse(one.orders), *id))),
+        "last" => by(lately().filter_map(|(id, one)| Some((one.last?, *id)))),
+        "oldest" => by(found.oldest.iter().map(|(id, age)| (Reverse(*age), *id))),
+        "refused" => by(lately()
+            .filter(|(_, one)| one.refused > 0)
+            .map(|(id, one)| (Reverse(one.refused), *id))),
+        _ => by(found.health.iter().map(|(id, badges)| {
+            let is_bad = badges.iter().any(|(class, _)| *class == "bad");
+            ((!is_bad, orders(id)), *id)
+        })),
+    }
+}
+
+async fn found(
+    app: &App,
+    visit: &Visit<Viewer>,
+    (from, most): (i64, i64),
+) -> Result<Found, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let which = chosen(query).map(|(.., which)| *which);
+    let (look, _) = app.figures().look(app.database()).await?;
+    let lately = app.figures().activities(app.database()).await?;
+    let mut oldest = oldest(&look.report, times);
+    for (id, one) in lately.iter() {
+        if let Some(since) = one.oldest {
+            let age = oldest.entry(*id).or_default();
+            *age = (*age).max(times.now - since);
+        }
+    }
+    let mut found = Found {
+        health: health(&look.report, &lately, times),
+        lately,
+        oldest,
+        partners: Vec::new(),
+        number: 0,
+        hours: HashMap::new(),
+    };
+    let first = first(sorted(query).0, &found);
+    let among: Option<Vec<Uuid>> = match which {
+        Some(Which::Problem) => Some(found.health.keys().copied().collect()),
+        Some(Which::Quiet) => Some(found.quiet().collect()),
+        _ => None,
+    };
+    let wanted = PartnerFilter {
+        named: query.get("partner").unwrap_or_default(),
+        environment: match which {
+            Some(Which::Live) => Some(Environment::Live),
+            Some(Which::Sandbox) => Some(Environment::Sandbox),
+            _ => None,
+        },
+        only_disabled: which == Some(Which::Disabled),
+        among: among.as_deref(),
+    };
+    let read = async |connection: &mut PgConnection| {
+        let page = partners::page(&mut *connection, &wanted, &first, (from, most)).await?;
+        // A file has no pictures.
+        let shown = page
+            .0
+            .iter()
+            .take(usize::try_from(PAGE).unwrap_or_default());
+        let shown: Vec<Uuid> = shown.map(|one| one.partner_id).collect();
+        let hours = partners_lately::orders(connection, &shown, (Duration::HOUR, 24), times.now);
+        Ok::<_, pg::Error>((page, hours.await?))
+    };
+    ((found.partners, found.number), found.hours) = app.database().run(read).await?;
+    Ok(found)
+}
+
+impl Found {
+    fn quiet(&self) -> impl Iterator<Item = Uuid> {
+        let quiet = self.lately.iter().filter(|(_, one)| one.usual.is_some());
+        quiet.map(|(id, _)| *id)
+    }
+
+    fn lately(&self, partner: &Partner) -> PartnerActivity {
+        let known = self.lately.get(&partner.partner_id);
+        known.copied().unwrap_or_default()
+    }
+
+    /// What is wrong with a partner, or what its good state rests on.
+    fn badges(&self, partner: &Partner) -> Badges {
+        let mut badges = self
+            .health
+            .get(&partner.partner_id)
+            .cloned()
+            .unwrap_or_default();
+        if partner.disabled_at.is_some() {
+            let (standing, class) = standing(partner);
+            badges.insert(0, (class, standing.to_owned()));
+        }
+        if badges.is_empty() {
+            badges.push(match self.lately(partner).orders {
+                0 => ("", "no order, 24 h".to_owned()),
+                orders => ("good", format!("{} taken, 24 h", counts(orders))),
+            });
+        }
+        badges
+    }
+
+    fn row(&self, partner: &Partner, times: &Times) -> Row {
+        let lately = self.lately(partner);
+        let oldest = self.oldest.get(&partner.partner_id).copied();
+        Row {
+            id: partner.partner_id.to_string(),
+            health: self.badges(partner),
+            is_sandbox: partner.environment == Environment::Sandbox.as_str(),
+            hours: match (self.hours.get(&partner.partner_id), lately.usual) {
+                (Some(hours), _) => spark(hours),
+                (None, Some(usual)) => format!("none; usually {} a day", number(usual)),
+                (None, None) => "none".to_owned(),
+            },
+            orders: counts(lately.orders),
+            last: lately.last.map(|at| times.both(at)).unwrap_or_default(),
+            oldest: oldest.map_or_else(|| "–".to_owned(), brief),
+            refused: number(lately.refused),
+            name: partner.name.clone(),
+        }
+    }
+}
+
+/// How many orders there were. More than a bound are not counted.
+fn counts(orders: u64) -> String {
+    let plus = if orders < pg::count(MOST_ORDERS) {
+        ""
+    } else {
+        "+"
+    };
+    format!("{}{plus}", number(orders))
+}
+
+fn chosen(query: &FormFields) -> Option<&'static (&'static str, &'static str, Which)> {
+    let asked = query.get("state");
+    TABS.iter().find(|(key, ..)| Some(*key) == asked)
+}
+
+fn sorted(query: &FormFields) -> &'static (&'static str, &'static str, &'static str, &'static str) {
+    let asked = query.get("sort").unwrap_or_default();
+    let known = SORTS.iter().find(|(key, ..)| *key == asked);
+    known.unwrap_or(&SORTS[1])
 }
 
 pub(crate) async fn show(
@@ -117,78 +329,102 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
-    let named = query.get("partner").unwrap_or_default();
-    let asked = query.get("state");
-    let tab = TABS.iter().find(|(key, ..)| Some(*key) == asked);
-    let which = tab.map(|(.., which)| *which);
-    let state = tab.map_or("", |(key, ..)| *key);
-    let (look, _) = app.figures().look(app.database()).await?;
-    let mut health = health(&look.report);
-    let troubled = health.iter().filter(|(_, mine)| !mine.badges.is_empty());
-    let troubled: Vec<Uuid> = troubled.map(|(id, _)| *id).collect();
-    let wanted = PartnerFilter {
-        named,
-        environment: match which {
-            Some(Which::Live) => Some(Environment::Live),
-            Some(Which::Sandbox) => Some(Environment::Sandbox),
-            _ => None,
-        },
-        only_disabled: which == Some(Which::Disabled),
-        among: (which == Some(Which::Problem)).then_some(&troubled),
-    };
-    let before = query.get("before").and_then(|from| from.parse().ok());
-    let from: u32 = before.unwrap_or(0);
-    let read = async |connection: &mut PgConnection| {
-        partners::page(connection, &wanted, &troubled, (from.into(), PAGE)).await
-    };
-    let (found, number_of) = app.database().run(read).await?;
-    let rows = found.into_iter().map(|partner| {
-        let mine = health.remove(&partner.partner_id).unwrap_or_default();
-        let mut badges = mine.badges;
-        let (standing, class) = standing(&partner);
-        if partner.disabled_at.is_some() {
-            badges.insert(0, (class, standing.to_owned()));
-        }
-        if badges.is_empty() {
-            badges.push(("good", "well".to_owned()));
-        }
-        Row {
-            id: partner.partner_id.to_string(),
-            health: badges,
-            is_sandbox: partner.environment == "sandbox",
-            waiting: number(mine.waiting),
-            exhausted: number(mine.exhausted),
-            created: visit.session.times.clock(partner.created_at),
-            name: partner.name,
-        }
-    });
-    let rows: Vec<Row> = rows.collect();
+    let from: u32 = query
+        .get("before")
+        .and_then(|from| from.parse().ok())
+        .unwrap_or(0);
+    let from = i64::from(from);
+    let found = found(&app, &visit, (from, PAGE)).await?;
+    let state = chosen(query).map_or("", |(key, ..)| *key);
+    let (sort, ..) = sorted(query);
     let tab = |name, key: &str| Tab {
         name,
         path: with(PATH, query, &[("state", key), ("before", "")]),
         current: key == state,
-        count: (key == "problem").then(|| number(troubled.len())),
+        count: match key {
+            "problem" => Some(number(found.health.len())),
+            "quiet" => Some(number(found.quiet().count())),
+            _ => None,
+        },
     };
     let tabs = TABS.iter().map(|(key, name, _)| tab(*name, key));
-    let from = i64::from(from);
+    let head = |(key, _, name, goes): &(&'static str, _, &'static str, _)| Head {
+        name,
+        path: with(PATH, query, &[("sort", *key), ("before", "")]),
+        sorted: (key == sort).then_some(*goes),
+        is_number: !["", "name", "last"].contains(key),
+    };
+    let times = &visit.session.times;
+    let rows: Vec<Row> = found
+        .partners
+        .iter()
+        .map(|one| found.row(one, times))
+        .collect();
     let next = from + i64::try_from(rows.len()).unwrap_or_default();
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Partners"),
         tabs: std::iter::once(tab("All", "")).chain(tabs).collect(),
-        named: named.to_owned(),
+        named: query.get("partner").unwrap_or_default().to_owned(),
         state,
+        sorts: (SORTS.iter())
+            .map(|(key, name, ..)| (*key, *name, key == sort))
+            .collect(),
+        heads: SORTS.iter().map(head).collect(),
         foot: if rows.is_empty() {
             "No partner fits.".to_owned()
         } else {
             format!(
-                "{} to {} of {}, those with problems first",
+                "{} to {} of {} · quiet: no order for 24 h from a partner that ordered on 5 of the last 7 days · \
+                 the bars of each row have their own scale",
                 number(from + 1),
                 number(next),
-                counted(number_of, "partner", "partners")
+                counted(found.number, "partner", "partners")
             )
         },
-        older: (next < number_of).then(|| with(PATH, query, &[("before", &next.to_string())])),
+        csv: with(&format!("{PATH}.csv"), query, &[("before", "")]),
+        number: number(found.number),
+        older: (next < found.number).then(|| with(PATH, query, &[("before", &next.to_string())])),
         newest: (from > 0).then(|| with(PATH, query, &[("before", "")])),
         rows,
     })
+}
+
+/// The partners of these filters in this order as CSV, in UTC.
+pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
+    let most = i64::try_from(lists::CSV).unwrap_or(i64::MAX);
+    let found = found(&app, &visit, (0, most)).await?;
+    let head = [
+        "partner",
+        "partner_id",
+        "environment",
+        "health",
+        "orders_24h",
+        "last_order_utc",
+        "oldest_waits_seconds",
+        "refused_24h",
+    ];
+    let row = |partner: &Partner| {
+        let lately = found.lately(partner);
+        let health: Vec<String> = found
+            .badges(partner)
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect();
+        let oldest = found.oldest.get(&partner.partner_id);
+        [
+            partner.name.clone(),
+            partner.partner_id.to_string(),
+            partner.environment.clone(),
+            health.join("; "),
+            lately.orders.to_string(),
+            instant(lately.last),
+            or_empty(oldest.map(|age| age.whole_seconds())),
+            lately.refused.to_string(),
+        ]
+    };
+    Ok(lists::csv(
+        "partners",
+        &head,
+        found.partners.iter().map(row),
+    ))
 }

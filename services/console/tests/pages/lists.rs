@@ -308,7 +308,7 @@ async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
         ("/webhooks?state=exhausted", bench.topup.as_str()),
         ("/webhooks", "Given up <small>1</small>"),
         ("/webhooks", "<h2>Endpoints with failures</h2>"),
-        ("/partners", "With a problem <small>1</small>"),
+        ("/partners", "With a problem of its own <small>1</small>"),
         ("/needs", "given up after the last retry"),
         ("/partners", "1 webhook given up"),
         ("/orders", "ready, not delivered"),
@@ -329,6 +329,87 @@ async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
     ] {
         assert!(page.contains(part), "no {part:?} in {page}");
     }
+    bench.stop().await;
+}
+
+/// Stores a partner with an order on each of these days ago, and names it.
+async fn store_partner_with_orders(connection: &mut PgConnection, name: &str, days: &[i32]) {
+    sqlx::query(
+        "WITH partner AS (
+             INSERT INTO partners (partner_id, name, environment, access_key, version)
+             VALUES (gen_random_uuid(), $1, 'live', $1, 0) RETURNING partner_id
+         ), times AS (
+             SELECT now() - days * interval '1 day' - interval '1 hour' AS at FROM unnest($2::int[]) days)
+         INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at)
+         SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000'
+                 || left(md5($1 || at), 12))::uuid, partner_id, at::text, at, at
+         FROM times, partner",
+    )
+    .bind(name)
+    .bind(days)
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn partners_are_sorted_and_one_that_has_stopped_ordering_is_quiet() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    store_partner_with_orders(&mut connection, "Busy", &[0, 1, 2]).await;
+    store_partner_with_orders(&mut connection, "Quiet", &[1, 2, 3, 4, 5, 6]).await;
+    store_partner_with_orders(&mut connection, "Rare", &[1, 5]).await;
+    sqlx::query(
+        "INSERT INTO refused_requests
+             (request_id, partner_id, kind, at, status, reason, errors, method, path, unrecorded)
+         SELECT gen_random_uuid(), partner_id, 'order', now(), 422, 'qty_invalid', 'qty_invalid', 'POST', '/', 0
+         FROM partners WHERE name = 'Rare'",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    sqlx::query(
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT order_id, 'look_up', 'sandbox', 'ready', partner_id, now() FROM orders
+         WHERE partner_id = (SELECT partner_id FROM partners WHERE name = 'Busy')",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let acme = "Acme &#38; &#60;Sons&#62;";
+    for (sort, first) in [
+        ("orders", acme),
+        ("name", acme),
+        ("last", "Quiet"),
+        ("oldest", "Busy"),
+        ("refused", "Rare"),
+    ] {
+        let page = text(&mut browser, &format!("/partners?sort={sort}")).await;
+        let (_, rows) = page.split_once("<tbody").unwrap();
+        let name = rows.split("</a>").next().unwrap().rsplit('>').next();
+        assert_eq!(name, Some(first), "{sort}");
+    }
+    let quiet = text(&mut browser, "/partners?state=quiet").await;
+    for part in [
+        "Quiet for a day <small>1</small>",
+        "quiet for 1 d 1 h",
+        "none; usually 1 a day",
+    ] {
+        assert!(quiet.contains(part), "no {part:?} in {quiet}");
+    }
+    assert!(
+        !quiet.contains(">Rare<") && !quiet.contains(">Busy<"),
+        "{quiet}"
+    );
+    let all = text(&mut browser, "/partners").await;
+    assert!(
+        all.contains("<span class=\"badge bad\">3 purchases wait</span>"),
+        "{all}"
+    );
+    let csv = text(&mut browser, "/partners.csv?sort=refused").await;
+    let first = csv.lines().nth(1).unwrap();
+    assert!(first.starts_with("Rare,") && first.ends_with(",1"), "{csv}");
     bench.stop().await;
 }
 
