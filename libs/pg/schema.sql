@@ -103,7 +103,9 @@ TABLE esim_requests
     reason text
     message text
     ended_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000)))
+    reported_at timestamp with time zone
+    reports integer NOT NULL DEFAULT 0
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     POLICY all_rows USING true WITH CHECK true
@@ -1051,6 +1053,7 @@ CREATE OR REPLACE FUNCTION public.report_of_esim(of_provider text, of_unit text,
 AS $function$
 DECLARE
     about record;
+    is_full boolean := false;
 BEGIN
     SELECT e.topup_id, p.placement_id, p.order_id, p.partner_id INTO about
     FROM esims e
@@ -1065,23 +1068,31 @@ BEGIN
     IF NOT FOUND AND coalesce(of_unit, of_iccid) IS NOT NULL THEN
         RETURN NULL;
     END IF;
-    INSERT INTO history (history_id, order_id, placement_id, topup_id, provider, kind, detail)
-    VALUES (derived_id('reported', of_provider || ' ' || report), about.order_id, about.placement_id, about.topup_id,
-            of_provider, 'reported', left(words, 200))
-    ON CONFLICT DO NOTHING;
-    IF NOT FOUND OR about.topup_id IS NULL THEN
-        RETURN FOUND;
+    IF about.topup_id IS NOT NULL THEN
+        INSERT INTO esim_requests (topup_id, partner_id, provider) VALUES (about.topup_id, about.partner_id, of_provider)
+        ON CONFLICT DO NOTHING;
+        SELECT reports >= 100 INTO is_full FROM esim_requests WHERE topup_id = about.topup_id FOR UPDATE;
     END IF;
-    INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
-    VALUES (about.topup_id, about.partner_id, of_provider, now())
-    ON CONFLICT (topup_id) DO UPDATE SET usage_asked_at = now(), usage_failure = NULL, usage_failed_at = NULL
-    WHERE r.usage_asked_at IS NULL;
+    IF NOT is_full THEN
+        INSERT INTO history (history_id, order_id, placement_id, topup_id, provider, kind, detail)
+        VALUES (derived_id('reported', of_provider || ' ' || report), about.order_id, about.placement_id, about.topup_id,
+                of_provider, 'reported', left(words, 200))
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND OR about.topup_id IS NULL THEN
+            RETURN FOUND;
+        END IF;
+        UPDATE esim_requests SET reports = reports + 1 WHERE topup_id = about.topup_id;
+    END IF;
     INSERT INTO work (id, kind, provider, lane, partner_id, at)
-    SELECT derived_id('usage', r.topup_id), 'usage', r.provider, r.topup_id, r.partner_id,
+    SELECT derived_id('report', r.topup_id), 'usage', r.provider, r.topup_id, r.partner_id,
            greatest(now(), r.read_at + interval '5 minutes')
     FROM esim_requests r WHERE r.topup_id = about.topup_id
     ON CONFLICT DO NOTHING;
-    RETURN true;
+    -- One that waits already keeps its age.
+    IF FOUND THEN
+        UPDATE esim_requests SET reported_at = now() WHERE topup_id = about.topup_id;
+    END IF;
+    RETURN NOT is_full;
 END
 $function$
 
@@ -1254,4 +1265,5 @@ CREATE OR REPLACE FUNCTION public.work_of_topup(topup_id text)
  RETURNS uuid[]
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
-AS $function$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('give_back', topup_id)] $function$
+AS $function$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('report', topup_id),
+                   derived_id('give_back', topup_id)] $function$

@@ -1,8 +1,8 @@
 //! What partners ask about delivered eSIMs, for the provisioner: it claims the open requests of its
 //! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
-//! provider says. Ingress writes the requests
-//! (`desk::self_service::esims`), and operators resolve parked give-backs
-//! (`desk::operator::give_backs`).
+//! provider says. Ingress writes the requests (`desk::self_service::esims`), and operators resolve
+//! parked give-backs (`desk::operator::give_backs`). A report of a provider asks for the use, too,
+//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it.
 //!
 //! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the
 //! row under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
@@ -99,7 +99,8 @@ pub struct ClaimedRequest {
     pub iccid: Iccid,
     /// The provider's own id of the purchase.
     pub reference: Option<String>,
-    /// Whether a partner waits for the data use, which a call about a give-back answers, too.
+    /// Whether a partner, or a report of the provider, waits for the data use, which a call about a
+    /// give-back answers, too.
     pub usage_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
     pub give_back: Option<OpenGiveBack>,
@@ -154,7 +155,7 @@ pub async fn claim(
                FOR UPDATE OF r SKIP LOCKED
            ), open AS MATERIALIZED (
                SELECT * FROM known
-               WHERE CASE kind WHEN 'usage' THEN usage_asked_at IS NOT NULL
+               WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at) IS NOT NULL
                                ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
@@ -169,7 +170,7 @@ pub async fn claim(
                   CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
                   CASE WHEN e.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
                   CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
-                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", l.usage_asked_at IS NOT NULL AS "usage_asked!",
+                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", coalesce(l.usage_asked_at, l.reported_at) IS NOT NULL AS "usage_asked!",
                   CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
                   l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
@@ -259,12 +260,13 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     let name: &str = GiveBackReason::Unreadable.into();
     let statement = sqlx::query!(
         "WITH done AS (
-             DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('give_back', $1))
+             DELETE FROM work
+             WHERE id IN (derived_id('usage', $1), derived_id('report', $1), derived_id('give_back', $1))
          )
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
              usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
-             usage_asked_at = NULL,
+             usage_asked_at = NULL, reported_at = NULL,
              give_back = CASE WHEN give_back IN ('returned', 'refused') THEN give_back
                               WHEN give_back = 'asked' THEN 'refused'
                               WHEN give_back IS NOT NULL THEN 'parked' END,
@@ -280,7 +282,8 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     Ok(())
 }
 
-/// Records what the provider says of a unit. It answers the question about its use.
+/// Records what the provider says of a unit. It answers the question about its use, and confirms
+/// what the provider has reported.
 pub async fn record_reading(
     connection: &mut PgConnection,
     topup_id: &TopupId,
@@ -289,11 +292,11 @@ pub async fn record_reading(
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let statement = sqlx::query!(
         "WITH answered AS (
-             DELETE FROM work WHERE id = derived_id('usage', $1)
+             DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('report', $1))
          )
          UPDATE esim_requests
          SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
-             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL
+             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL
          WHERE topup_id = $1",
         topup_id.as_str(),
         reading.installed,
@@ -306,21 +309,43 @@ pub async fn record_reading(
     Ok(())
 }
 
-/// Records that the question about the use of a unit has no answer.
+/// For how long a report is tried to be confirmed.
+const CONFIRMED_WITHIN: Duration = Duration::from_hours(6);
+
+/// Records that the question about the use of a unit has no answer. Whoever asked hears it. A
+/// report that waits for an answer is tried again when it is twice as old, or in 10 s at the
+/// earliest, for six hours, unless the provider does not show the use at all.
 pub async fn record_failure(
     connection: &mut PgConnection,
     topup_id: &TopupId,
     failure: UsageFailure,
 ) -> Result<()> {
     let name: &str = failure.into();
+    let within = match failure {
+        UsageFailure::NotAvailable => Duration::ZERO,
+        UsageFailure::Failed => CONFIRMED_WITHIN,
+    };
     let statement = sqlx::query!(
-        "WITH answered AS (
-             DELETE FROM work WHERE id = derived_id('usage', $1)
+        "WITH report AS MATERIALIZED (
+             SELECT now() - reported_at AS age FROM esim_requests
+             WHERE topup_id = $1 AND reported_at > now() - make_interval(secs => $3)
+         ), again AS (
+             UPDATE work SET at = now() + greatest(interval '10 seconds', report.age) FROM report
+             WHERE id = derived_id('report', $1)
+         ), answered AS (
+             DELETE FROM work
+             WHERE id = derived_id('usage', $1)
+                OR (id = derived_id('report', $1) AND NOT EXISTS (SELECT FROM report))
          )
-         UPDATE esim_requests SET usage_asked_at = NULL, usage_failure = $2, usage_failed_at = now()
+         UPDATE esim_requests
+         SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN $2 ELSE usage_failure END,
+             usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
+             usage_asked_at = NULL,
+             reported_at = CASE WHEN EXISTS (SELECT FROM report) THEN reported_at END
          WHERE topup_id = $1",
         topup_id.as_str(),
         name,
+        seconds(within),
     );
     statement.execute(connection).await?;
     Ok(())

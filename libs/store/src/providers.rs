@@ -18,6 +18,7 @@ use pg::{Result, TransactionEnd, age, count, seconds, transaction};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
@@ -323,48 +324,40 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
     Ok(closed.fetch_optional(connection).await?)
 }
 
-/// Handles a callback of the provider for this unit: if its placement waits for profiles, the next
-/// collect becomes due now, or one second after the collect that the previous callback caused.
+/// What a callback about a purchase names.
+#[derive(Clone, Copy, Debug)]
+pub enum Hinted<'a> {
+    /// A unit, by the provider's id.
+    Unit(&'a str),
+    /// The purchase itself, by our id.
+    Placement(PlacementId),
+}
+
+/// Handles a callback of the provider about a purchase: if its placement waits for profiles, the
+/// next collect becomes due now, or one second after the collect that the previous callback caused.
 /// Returns whether anything changed.
 ///
 /// A callback is not trusted. It only brings forward a collect that would happen anyway, and at
 /// most one per second, so that forged or repeated callbacks cause few calls. `late` finds the
 /// placement, if its collect is due later than that, and `hinted` notes the new time.
-pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool> {
-    let statement = sqlx::query!(
-        "WITH late AS (
-             SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
-             FROM esims e JOIN topups t ON t.topup_id = e.topup_id
-             JOIN placements p ON p.placement_id = t.placement_id
-             JOIN work w ON w.id = t.placement_id
-             WHERE e.provider = $1 AND e.provider_unit_id = $2 AND e.ready_at IS NULL AND t.state = 'pending'
-               AND p.state = 'placed' AND w.at > greatest(now(), p.hinted_at + interval '1 second')
-             FOR UPDATE OF p, w
-         ), hinted AS (
-             UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
-         )
-         UPDATE work w SET at = late.at FROM late
-         WHERE w.id = late.placement_id AND w.id = ANY (ARRAY (SELECT placement_id FROM late))",
-        provider,
-        unit_id,
-    );
-    Ok(statement.execute(connection).await?.rows_affected() > 0)
-}
-
-/// Handles a callback of the provider that names a purchase by our id. Like [`hint`], it only
-/// brings forward a collect that would happen anyway, and at most one per second.
-pub async fn hint_placement(
+pub async fn hint(
     connection: &mut PgConnection,
     provider: &str,
-    placement_id: PlacementId,
+    hinted: Hinted<'_>,
 ) -> Result<bool> {
+    let (unit_id, placement_id) = match hinted {
+        Hinted::Unit(unit_id) => (Some(unit_id), None),
+        Hinted::Placement(placement_id) => (None, Some(placement_id.uuid())),
+    };
     let statement = sqlx::query!(
         "WITH late AS (
              SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
              FROM placements p
              JOIN work w ON w.id = p.placement_id
-             WHERE p.placement_id = $2 AND p.provider = $1 AND p.state = 'placed'
-               AND w.at > greatest(now(), p.hinted_at + interval '1 second')
+             WHERE p.placement_id = coalesce($3, (
+                       SELECT t.placement_id FROM esims e JOIN topups t ON t.topup_id = e.topup_id
+                       WHERE e.provider = $1 AND e.provider_unit_id = $2 AND e.ready_at IS NULL AND t.state = 'pending'))
+               AND p.provider = $1 AND p.state = 'placed' AND w.at > greatest(now(), p.hinted_at + interval '1 second')
              FOR UPDATE OF p, w
          ), hinted AS (
              UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
@@ -372,7 +365,8 @@ pub async fn hint_placement(
          UPDATE work w SET at = late.at FROM late
          WHERE w.id = late.placement_id AND w.id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
-        placement_id.uuid(),
+        unit_id as Option<&str>,
+        placement_id as Option<Uuid>,
     );
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
@@ -389,9 +383,9 @@ pub struct StoredReport<'a> {
     pub words: &'a str,
 }
 
-/// Keeps a report, and makes the question about the use of its eSIM due, whose answer confirms it.
-/// Returns false if the report was kept before, and `None` if it is about no delivered eSIM of
-/// ours.
+/// Keeps a report, and makes a question about the use of its eSIM due, whose answer confirms it.
+/// Returns false if the report is not kept, because as many of its eSIM are as may be, or was kept
+/// before, and `None` if it is about no delivered eSIM of ours.
 pub async fn report(
     connection: &mut PgConnection,
     provider: &str,

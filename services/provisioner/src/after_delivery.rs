@@ -182,6 +182,8 @@ impl ProviderContext {
                     })
                     .await?;
             }
+            // Nothing was asked, so nothing is recorded. The lease of the row ends after the wait.
+            Err(Trouble::Waiting { .. }) => {}
             Err(trouble) => {
                 tracing::info!(
                     topup.id = %claimed.topup_id,
@@ -223,7 +225,6 @@ impl ProviderContext {
     ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
         let after_settling_delay = open.attempt_age >= self.settle_delay;
-        let again_in = pause(open.attempt_age);
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => self.returned(claimed).await,
             Ok((_, Some(true))) => {
@@ -231,8 +232,13 @@ impl ProviderContext {
                 self.end(claimed, event, GiveBackReason::Installed, None)
                     .await
             }
+            // The provider takes an eSIM back once, so a repeat does no harm, and it tells the
+            // outcome of the first request: it is answered as taken back before. Nothing of the
+            // first one is on its way any more, so a refusal holds.
             Ok((Custody::Unshown, _)) if after_settling_delay => {
-                self.repeat_attempt(claimed, open, esim, claim_began).await
+                let repeated = Some(open.attempt_age);
+                self.send_attempt(claimed, attempt, repeated, esim, claim_began)
+                    .await
             }
             Ok((Custody::Unshown, _)) => {
                 let left = self.settle_delay.saturating_sub(open.attempt_age);
@@ -247,48 +253,77 @@ impl ProviderContext {
                 self.go_on(claimed, Some(event), left.max(AGAIN_LEAST))
                     .await
             }
-            Err(trouble) if open.attempt_age >= self.park_after => {
-                let event = GiveBackEvent::Park(attempt);
-                let said = Some(trouble.reason().to_owned());
-                self.end(claimed, event, GiveBackReason::Unknown, said)
+            Err(trouble) => {
+                self.still_unknown(claimed, attempt, open.attempt_age, &trouble)
                     .await
             }
-            Err(_) => self.go_on(claimed, None, again_in).await,
         }
     }
 
-    /// Sends an attempt again whose outcome is not known and that no look shows. The provider takes
-    /// an eSIM back once, so the repeat does no harm, and it tells the outcome of the first
-    /// request: it is answered as taken back before. Nothing of the first one is on its way any
-    /// more, so a refusal holds.
-    async fn repeat_attempt(
+    /// Looks again at an attempt of this age whose outcome is still unknown, or parks it.
+    async fn still_unknown(
         &self,
         claimed: &ClaimedRequest,
-        open: OpenGiveBack,
+        attempt: u32,
+        age: Duration,
+        trouble: &Trouble,
+    ) -> Result<(), pg::Error> {
+        if age < self.park_after {
+            return self.go_on(claimed, None, pause(age)).await;
+        }
+        let event = GiveBackEvent::Park(attempt);
+        let said = Some(trouble.reason().to_owned());
+        self.end(claimed, event, GiveBackReason::Unknown, said)
+            .await
+    }
+
+    /// Sends an attempt that is recorded, and records its outcome. One that is `repeated` was sent
+    /// before, so long ago, and its outcome stays unknown if this request has none.
+    async fn send_attempt(
+        &self,
+        claimed: &ClaimedRequest,
+        attempt: u32,
+        repeated: Option<Duration>,
         esim: &DeliveredEsim,
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
-        let attempt = open.now.attempt;
         let send_by = claim_began + self.settle_delay / 2;
-        let trouble = match self.calls.give_back(esim, send_by).await {
-            Some(Ok(GiveBackResponse::Returned)) => return self.returned(claimed).await,
-            Some(Ok(GiveBackResponse::Refused(said))) => {
+        let response = self.calls.give_back(esim, send_by).await;
+        match (response, repeated) {
+            (Some(Ok(GiveBackResponse::Returned)), _) => self.returned(claimed).await,
+            (Some(Ok(GiveBackResponse::Refused(said))), _) => {
                 let event = GiveBackEvent::Refused(attempt);
-                return self
-                    .end(claimed, event, GiveBackReason::Refused, Some(said))
-                    .await;
+                self.end(claimed, event, GiveBackReason::Refused, Some(said))
+                    .await
             }
-            Some(Err(trouble)) => trouble,
-            None => return self.go_on(claimed, None, pause(open.attempt_age)).await,
-        };
-        if open.attempt_age >= self.park_after {
-            let said = Some(trouble.reason().to_owned());
-            let event = GiveBackEvent::Park(attempt);
-            return self
-                .end(claimed, event, GiveBackReason::Unknown, said)
-                .await;
+            (Some(Err(trouble)), Some(age)) => {
+                self.still_unknown(claimed, attempt, age, &trouble).await
+            }
+            (None, Some(age)) => self.go_on(claimed, None, pause(age)).await,
+            (Some(Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason))), None) => {
+                tracing::warn!(
+                    topup.id = %claimed.topup_id,
+                    provider.name = self.calls.name,
+                    attempt,
+                    reason,
+                    "the outcome of a give-back is unknown; the eSIM is looked at until it shows it"
+                );
+                self.go_on(claimed, None, AGAIN_LEAST).await
+            }
+            (Some(Err(trouble)), None) => {
+                let asked_age = claimed
+                    .give_back
+                    .map_or(Duration::ZERO, |open| open.asked_age);
+                let wait = trouble.after(AGAIN_MOST).max(pause(asked_age));
+                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), wait)
+                    .await
+            }
+            // Only this process may send the attempt, and it will not.
+            (None, None) => {
+                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), AGAIN_LEAST)
+                    .await
+            }
         }
-        self.go_on(claimed, None, pause(open.attempt_age)).await
     }
 
     /// Gives an eSIM back of which the provider says that it would take it now, or of which it says
@@ -332,35 +367,8 @@ impl ProviderContext {
         let Some(attempt) = self.record_attempt(claimed, open.now).await? else {
             return Ok(());
         };
-        let send_by = claim_began + self.settle_delay / 2;
-        match self.calls.give_back(esim, send_by).await {
-            Some(Ok(GiveBackResponse::Returned)) => self.returned(claimed).await,
-            Some(Ok(GiveBackResponse::Refused(said))) => {
-                let event = GiveBackEvent::Refused(attempt);
-                self.end(claimed, event, GiveBackReason::Refused, Some(said))
-                    .await
-            }
-            Some(Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason))) => {
-                tracing::warn!(
-                    topup.id = %claimed.topup_id,
-                    provider.name = self.calls.name,
-                    attempt,
-                    reason,
-                    "the outcome of a give-back is unknown; the eSIM is looked at until it shows it"
-                );
-                self.go_on(claimed, None, AGAIN_LEAST).await
-            }
-            Some(Err(trouble)) => {
-                let wait = trouble.after(AGAIN_MOST).max(pause(open.asked_age));
-                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), wait)
-                    .await
-            }
-            // Only this process may send the attempt, and it will not.
-            None => {
-                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), AGAIN_LEAST)
-                    .await
-            }
-        }
+        self.send_attempt(claimed, attempt, None, esim, claim_began)
+            .await
     }
 
     async fn record_attempt(

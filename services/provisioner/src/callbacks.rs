@@ -12,8 +12,9 @@
 //!
 //! A flood of callbacks must not slow down orders. So requests in flight, connections, concurrent
 //! statements and statements per second are all bounded, and a unit that is named again and again
-//! costs at most two statements per second. Nor may it keep a provider out: all providers share one
-//! number of connections, and whoever holds most of them without a request in work makes room.
+//! costs at most two statements per second, or eight of reports. Nor may it keep a provider out:
+//! all providers share one number of connections, and whoever holds most of them without a request
+//! in work makes room.
 
 use std::{
     collections::HashMap,
@@ -39,7 +40,7 @@ use runtime::{
     lock, outage,
 };
 use signing::CallbackToken;
-use store::providers::{self, StoredReport};
+use store::providers::{self, Hinted, StoredReport};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -68,6 +69,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// The maximum number of statements about one unit in a window. The second one schedules a collect
 /// for later, which sees all further changes, so a third one is not needed.
 const PER_UNIT: u8 = 2;
+/// The same for reports about one eSIM, of which some come within a second while it is installed.
+const PER_ESIM: u8 = 8;
 
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the
 /// body.
@@ -138,7 +141,8 @@ impl Recent {
         }
     }
 
-    fn admit(&self, provider: &str, named: &str, now: Instant) -> Admission {
+    /// Admits a callback that names this, unless its window has `most` statements about it.
+    fn admit(&self, provider: &str, named: &str, most: u8, now: Instant) -> Admission {
         let mut window = lock(&self.window);
         if window
             .began
@@ -150,7 +154,7 @@ impl Recent {
         }
         let key = (provider.to_owned(), named.to_owned());
         let statements = window.named.get(&key).copied().unwrap_or_default();
-        if statements >= PER_UNIT {
+        if statements >= most {
             Admission::Repeated
         } else if window.admitted >= self.rate {
             Admission::Full
@@ -231,14 +235,15 @@ async fn hear(
         Err(BadCallback::Unreadable) => return counted("unreadable", StatusCode::BAD_REQUEST),
         Err(BadCallback::Forged) => return counted("forged", StatusCode::UNAUTHORIZED),
     };
-    let named = match &hint {
-        Hint::Unit(unit_id) => unit_id.as_str().to_owned(),
-        Hint::Purchase(placement_id) => placement_id.to_string(),
-        // Each report is kept, so only its repeats are left out.
-        Hint::Report(report) => report.key.clone(),
+    let (named, most) = match &hint {
+        Hint::Unit(unit_id) => (unit_id.as_str().to_owned(), PER_UNIT),
+        Hint::Purchase(placement_id) => (placement_id.to_string(), PER_UNIT),
+        // The limit holds for the eSIM, because the sender chooses the key. What comes too often is
+        // not kept, and the question that the first report asks shows what it would have said.
+        Hint::Report(report) => (report.about.name().to_owned(), PER_ESIM),
         Hint::Nothing => return counted("ignored", StatusCode::OK),
     };
-    match callbacks.recent.admit(&name, &named, Instant::now()) {
+    match callbacks.recent.admit(&name, &named, most, Instant::now()) {
         Admission::Admitted => {}
         Admission::Repeated => return counted("repeated", StatusCode::OK),
         Admission::Full => return counted("shed", StatusCode::SERVICE_UNAVAILABLE),
@@ -247,10 +252,13 @@ async fn hear(
     let _statement = callbacks.statements.acquire().await;
     let hinted = callbacks.database.run(async |connection| match &hint {
         Hint::Purchase(placement_id) => {
-            providers::hint_placement(connection, &name, *placement_id).await
+            providers::hint(connection, &name, Hinted::Placement(*placement_id)).await
+        }
+        Hint::Unit(unit_id) => {
+            providers::hint(connection, &name, Hinted::Unit(unit_id.as_str())).await
         }
         Hint::Report(report) => keep(connection, &name, report).await,
-        Hint::Unit(_) | Hint::Nothing => providers::hint(connection, &name, &named).await,
+        Hint::Nothing => Ok(false),
     });
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
@@ -352,7 +360,7 @@ mod tests {
         let recent = Recent::new(3);
         let now = Instant::now();
         let admit = |provider, unit: &str, at| {
-            recent.admit(provider, unit, now + Duration::from_millis(at))
+            recent.admit(provider, unit, PER_UNIT, now + Duration::from_millis(at))
         };
         let outcomes: Vec<Admission> = (0..4).map(|at| admit("a", "1", at)).collect();
         assert_eq!(outcomes[..2], [Admission::Admitted; 2]);
@@ -368,7 +376,8 @@ mod tests {
     fn the_first_window_begins_with_the_first_callback() {
         let recent = Recent::new(1);
         let started = Instant::now();
-        let admit = |unit: &str, at| recent.admit("a", unit, started + Duration::from_millis(at));
+        let admit =
+            |unit: &str, at| recent.admit("a", unit, PER_UNIT, started + Duration::from_millis(at));
         assert_eq!(admit("1", 900), Admission::Admitted);
         assert_eq!(admit("2", 1_100), Admission::Full);
         assert_eq!(admit("2", 1_900), Admission::Admitted);

@@ -19,6 +19,7 @@ use store::{
     esim_requests::{
         self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Reading, UsageFailure,
     },
+    providers::{self, StoredReport},
     work::WorkLook,
 };
 use uuid::Uuid;
@@ -360,6 +361,61 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
     let row = seen(&mut connection).await;
     assert_eq!(row.failure.unwrap().0, UsageFailure::Failed);
     assert_eq!(row.reading.unwrap().0, reading, "the last answer stays");
+}
+
+/// The answer that confirms a report may fail. It is asked for less and less often, and in the end
+/// no more. The partner, who has asked nothing, hears nothing of it. Whoever reports without end
+/// fills no history.
+#[tokio::test]
+async fn a_report_is_confirmed_later_and_those_of_one_esim_are_bounded() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    let unit = "SELECT provider_unit_id FROM esims WHERE topup_id = $1";
+    let unit: String = bench.value(unit, &topup).await;
+    for number in 0..130 {
+        let report = StoredReport {
+            unit_id: Some(&unit),
+            iccid: None,
+            key: &format!("N{number}"),
+            words: "it says something",
+        };
+        let kept = providers::report(&mut connection, PROVIDER, &report).await;
+        assert_eq!(kept.unwrap(), Some(number < 100), "{number}");
+    }
+    let kept = "SELECT count(*) FROM history WHERE kind = 'reported' AND topup_id = $1";
+    assert_eq!(bench.value::<i64>(kept, &topup).await, 100);
+    let claimed = bench.claim_requests().await;
+    assert!(claimed.len() == 1 && claimed[0].usage_asked, "{claimed:?}");
+    for (hours, again) in [
+        (0, Some(10)),
+        (1, Some(3_600)),
+        (5, Some(18_000)),
+        (7, None),
+    ] {
+        bench
+            .sql(&format!(
+                "UPDATE esim_requests SET reported_at = now() - interval '{hours} hours'"
+            ))
+            .await;
+        esim_requests::record_failure(&mut connection, &topup, UsageFailure::Failed)
+            .await
+            .unwrap();
+        let wait = "SELECT max(extract(epoch FROM at - now()))::float8 FROM work WHERE lane = $1";
+        let wait: Option<f64> = bench.value(wait, &topup).await;
+        let is_as_expected = match (wait, again) {
+            (Some(wait), Some(again)) => (f64::from(again) - wait).abs() < 5.0,
+            (wait, again) => wait.is_none() && again.is_none(),
+        };
+        assert!(is_as_expected, "{hours} h: {wait:?}");
+    }
+    let row = esims::requests(&mut connection, partner, &topup)
+        .await
+        .told(&mut connection)
+        .await
+        .unwrap();
+    assert!(!row.usage_open && row.failure.is_none());
 }
 
 /// A damaged row does not keep the others from being answered, and does not come again. What was

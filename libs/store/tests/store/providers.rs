@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
 use store::placements::{AttemptOutcome, PlacementClaim, Progress};
-use store::providers::{self, BreakerLimits, BreakerState, ProviderBacklog, ProviderBreaker};
+use store::providers::{
+    self, BreakerLimits, BreakerState, Hinted, ProviderBacklog, ProviderBreaker,
+};
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement,
@@ -216,7 +218,7 @@ async fn hints_are_taken_once_a_second() {
 
     let mut connection = bench.connection().await;
     let mut hint = async |provider: &str| {
-        providers::hint(&mut connection, provider, &unit_id)
+        providers::hint(&mut connection, provider, Hinted::Unit(&unit_id))
             .await
             .unwrap()
     };

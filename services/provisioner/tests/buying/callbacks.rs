@@ -359,6 +359,64 @@ async fn what_is_reported_of_an_esim_is_kept_once_and_confirmed_by_a_call() {
     assert!(waits);
 }
 
+/// The provider reports something and does not answer the question that follows. The question is
+/// repeated until it has an answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_whose_confirmation_fails_is_confirmed_later() {
+    let bench = Bench::start(|config| config.providers = vec!["esim-access".to_owned()]).await;
+    let id = bench.accept_at("esim-access", &["in-use"]).await;
+    bench.ready(id).await;
+    let path = format!("/callbacks/esim-access/{TOKEN}");
+    let unit = bench.unit(id).await;
+    bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
+    let content = json!({ "esimTranNo": unit, "esimStatus": "IN_USE" });
+    let event = json!({ "notifyType": "ESIM_STATUS", "notifyId": "N1", "content": content });
+    assert_eq!(bench.call_back(&path, event.to_string()).await, 200);
+    wait::soon("a call that fails", async || {
+        let failed = ["call=\"status\"", "outcome=\"unknown\""];
+        Ok((bench.calls(&failed).await >= 1.0).then_some(()))
+    })
+    .await;
+    bench.sandbox.faults(json!({})).await;
+    wait::soon("the report to be confirmed", async || {
+        bench
+            .sql("UPDATE work SET at = now() WHERE kind = 'usage' AND at < now() + interval '20 seconds'")
+            .await;
+        Ok(reports(&bench, id).await.1.then_some(()))
+    })
+    .await;
+    let left = "SELECT count(*) FROM work WHERE kind = 'usage'";
+    let left: i64 = sqlx::query_scalar(left)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(left, 0);
+}
+
+/// Whoever knows the token may name an eSIM of ours with ever new ids of events.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_reports_about_an_esim_costs_eight_statements_a_second() {
+    let bench = Bench::start(|config| config.providers = vec!["esim-access".to_owned()]).await;
+    let id = bench.accept_at("esim-access", &["in-use"]).await;
+    bench.ready(id).await;
+    let path = format!("/callbacks/esim-access/{TOKEN}");
+    let unit = bench.unit(id).await;
+    let began = Instant::now();
+    for number in 0..100 {
+        let content = json!({ "esimTranNo": unit, "esimStatus": "IN_USE" });
+        let id = format!("N{number}");
+        let event = json!({ "notifyType": "ESIM_STATUS", "notifyId": id, "content": content });
+        assert_eq!(bench.call_back(&path, event.to_string()).await, 200);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let kept = reports(&bench, id).await.0.len();
+    let kept = f64::from(u32::try_from(kept).unwrap());
+    assert!(
+        (1.0..=8.0 * (seconds + 1.0)).contains(&kept),
+        "{kept} in {seconds} s"
+    );
+}
+
 /// Airalo signs its webhooks, and tries the URL by `HEAD`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_webhook_of_airalo_counts_only_with_its_signature() {

@@ -15,7 +15,7 @@ use super::accepted_ago;
 use crate::bench::{Bench, applied, bought_pending, parked, placement, topups};
 
 /// Each of these keeps an order in the tables until it is undone.
-const UNFINISHED: [(&str, &str); 9] = testkit::rows! {
+const UNFINISHED: [(&str, &str); 10] = testkit::rows! {
     // A give-back whose next look nobody has planned is as open as one that is due.
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'sending' FROM topups" => "DELETE FROM esim_requests";
@@ -23,6 +23,9 @@ const UNFINISHED: [(&str, &str); 9] = testkit::rows! {
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'parked' FROM topups"
         => "UPDATE esim_requests SET give_back = 'refused'";
     "INSERT INTO work SELECT placement_id, 'look_up', 'sandbox', '', partner_id, now() FROM placements"
+        => "DELETE FROM work";
+    // A report of the provider that no answer has confirmed.
+    "INSERT INTO work SELECT derived_id('report', topup_id), 'usage', 'sandbox', topup_id, gen_random_uuid(), now() FROM topups"
         => "DELETE FROM work";
     "INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
     "INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
