@@ -45,6 +45,8 @@ pub use room::make_room;
 
 use std::process::ExitCode;
 
+use lifecycle::Signals;
+
 /// The exit status of a process that refuses its settings. It differs from that of a failure,
 /// because starting the process again would not help.
 const BAD_CONFIGURATION: u8 = 2;
@@ -77,6 +79,9 @@ pub fn checked(check: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()>
 /// `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes the telemetry at the very
 /// end, so that the last log lines of a failure are exported, too.
 ///
+/// Signals are listened to before anything else, so that a process that is told to stop while it
+/// still starts ends cleanly, too, and nobody takes that for a failure.
+///
 /// The exit status is 0 after a clean stop, 1 after a failure, which is logged once, and 2 for an
 /// invalid setting, which is reported by one line on standard error.
 pub fn main<C, F, R>(
@@ -90,6 +95,19 @@ where
     F: FnOnce(C, Shutdown) -> R,
     R: Future<Output = anyhow::Result<()>>,
 {
+    let begun = threads().enable_all().build().and_then(|tokio| {
+        let context = tokio.enter();
+        let signals = Signals::listen()?;
+        drop(context);
+        Ok((tokio, signals))
+    });
+    let (tokio, signals) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            terminal::say(format_args!("{service} cannot start its threads: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let config: C = config::parse(|config| checked(|| check(config)));
     let common = common(&config).clone();
     let telemetry = match telemetry::start(service, &common) {
@@ -100,21 +118,12 @@ where
         }
     };
     metrics::build_info();
-    let outcome = threads()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|tokio| {
-            tokio.block_on(async {
-                let shutdown = Shutdown::new();
-                lifecycle::supervise(
-                    &shutdown,
-                    common.shutdown_timeout,
-                    run(config, shutdown.clone()),
-                )
-                .await
-            })
-        });
+    let outcome = tokio.block_on(async {
+        let shutdown = Shutdown::new();
+        let service = run(config, shutdown.clone());
+        lifecycle::supervise(&shutdown, common.shutdown_timeout, signals, service).await
+    });
+    drop(tokio);
     let code = match outcome {
         Ok(()) => {
             tracing::info!("stopped");

@@ -135,16 +135,16 @@ impl Ticks {
     }
 }
 
-/// What asks the process to stop.
+/// What asks the process to stop. Before it is made, a signal ends the process at once.
 #[cfg(unix)]
-struct Signals {
+pub(crate) struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 #[cfg(unix)]
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -163,11 +163,11 @@ impl Signals {
 
 /// No service is deployed on such a system; this lets the command line of partners be built there.
 #[cfg(windows)]
-struct Signals(tokio::signal::windows::CtrlC);
+pub(crate) struct Signals(tokio::signal::windows::CtrlC);
 
 #[cfg(windows)]
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         tokio::signal::windows::ctrl_c().map(Self)
     }
 
@@ -177,15 +177,15 @@ impl Signals {
     }
 }
 
-/// Runs `service` until it ends. SIGTERM and SIGINT begin the soft stop. If the service has not
-/// ended `timeout` later, or if a third signal arrives, the work in flight is dropped and a failure
-/// is returned.
+/// Runs `service` until it ends. SIGTERM and SIGINT, also earlier ones, begin the soft stop. If the
+/// service has not ended `timeout` later, or if a third signal arrives, the work in flight is
+/// dropped and a failure is returned.
 pub(crate) async fn supervise(
     shutdown: &Shutdown,
     timeout: Duration,
+    mut signals: Signals,
     service: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
-    let mut signals = Signals::listen()?;
     let whole = async {
         let result = service.await;
         shutdown.stop();
@@ -261,7 +261,9 @@ mod tests {
     async fn a_service_that_does_not_stop_in_time_is_abandoned() {
         let shutdown = Shutdown::new();
         shutdown.stop();
-        let result = supervise(&shutdown, Duration::from_millis(20), std::future::pending()).await;
+        let signals = Signals::listen().unwrap();
+        let timeout = Duration::from_millis(20);
+        let result = supervise(&shutdown, timeout, signals, std::future::pending()).await;
         assert!(result.unwrap_err().to_string().contains("SHUTDOWN_TIMEOUT"));
     }
 }

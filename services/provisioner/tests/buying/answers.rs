@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::wait;
+use tokio::{io::AsyncWriteExt, net::unix::pipe, process::Command};
 
 use crate::support::{Bench, change_account};
 
@@ -171,6 +172,32 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
+/// A process that is stopped while it still starts ends as cleanly as later. Here it reads a
+/// setting from a file that is not written yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_stopped_while_it_starts_ends_cleanly() {
+    let bench = Bench::stopped(|_| {}).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("database-url");
+    let made = Command::new("mkfifo").arg(&file).status().await.unwrap();
+    assert!(made.success(), "{made}");
+    let mut process = bench.process();
+    let env = &mut process.program_mut().env;
+    let url = env.remove("DATABASE_URL").unwrap();
+    env.insert("DATABASE_URL_FILE".into(), file.display().to_string());
+    process.spawn().unwrap();
+    let open = async || Ok(pipe::OpenOptions::new().open_sender(&file).ok());
+    let mut setting = wait::soon("the process to read its settings", open).await;
+    let stopped = process.terminate(Duration::from_secs(30));
+    let (ended, written) = tokio::join!(
+        stopped,
+        async move { setting.write_all(url.as_bytes()).await }
+    );
+    written.unwrap();
+    let ended = ended.unwrap();
+    assert!(ended.success(), "it ended with {ended}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
