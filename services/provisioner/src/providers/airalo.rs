@@ -148,21 +148,23 @@ struct AiraloCalls {
 enum Outcome {
     /// The purchase is refused for good; it bought nothing.
     Rejected,
-    /// The operator of the network is in maintenance, so nothing was carried out.
-    Busy,
     /// Anything else: the code means that the outcome is unknown, or we do not know the code.
     Unknown,
 }
 
 /// The failure table: what a refusal with status 422 means.
+///
+/// A refusal is what names a reason for which nothing can have been sold. The provider's page on
+/// errors (May 2025, September 2026) says of all of its codes that the request "cannot be
+/// processed", but lists among them 53, "something unexpected", so that alone proves nothing. 13
+/// ("the operator is undergoing maintenance, try again later"), 14 ("invalid checksum") and 43
+/// ("bad request") do not say how far the request came: a purchase is looked up after them, and
+/// never repeated. 23 and 73 refuse top-ups, which we do not buy.
 fn outcome(refusal: &AiraloRefusal) -> Outcome {
     match refusal {
         // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
-        // The checksum or the request is bad. Codes 23 and 73 refuse top-ups, which we do not buy,
-        // and 53 is "something unexpected" (its page on errors, September 2026).
         AiraloRefusal::Code {
-            code: 11 | 14 | 33 | 34 | 43,
-            ..
+            code: 11 | 33 | 34, ..
         } => Outcome::Rejected,
         // A field of our request is not allowed, for example the quantity.
         AiraloRefusal::Invalid { data, meta }
@@ -170,7 +172,6 @@ fn outcome(refusal: &AiraloRefusal) -> Outcome {
         {
             Outcome::Rejected
         }
-        AiraloRefusal::Code { code: 13, .. } => Outcome::Busy,
         AiraloRefusal::Code { .. }
         | AiraloRefusal::Invalid { .. }
         | AiraloRefusal::Absent { .. } => Outcome::Unknown,
@@ -208,7 +209,9 @@ impl<'a> Asked<'a> {
 
 impl AiraloCalls {
     /// Calls with a token. If a token that was good before is denied, nothing was carried out, and
-    /// the next attempt gets a new one. If a new token is denied, our access is.
+    /// the next attempt gets a new one. If a new token is denied, our access is. That nothing was
+    /// carried out is what HTTP says: with 401 a request "has not been applied", with 403 the
+    /// server "refuses to fulfill it" (RFC 9110, sections 15.5.2 and 15.5.4).
     async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
         self.call_with(&token, asked).await
@@ -512,14 +515,7 @@ impl Airalo {
 /// The trouble of a call for which a refusal is no definite response.
 fn trouble(refusal: &AiraloRefusal) -> Trouble {
     let (code, message) = refusal.text();
-    let reason = format!("code {code}: {message}");
-    match outcome(refusal) {
-        Outcome::Busy => Trouble::Busy {
-            after: None,
-            reason,
-        },
-        Outcome::Rejected | Outcome::Unknown => Trouble::Unknown(reason),
-    }
+    Trouble::Unknown(format!("code {code}: {message}"))
 }
 
 impl ProviderFacts for Airalo {

@@ -232,7 +232,7 @@ async fn a_page_of_airalo_that_is_no_list_is_trouble() {
     for (status, body, expected) in [
         ("429 X", json!({}), "busy"),
         ("500 X", json!({}), "unknown"),
-        ("422 X", json!({ "code": 13, "reason": "x" }), "busy"),
+        ("422 X", json!({ "code": 13, "reason": "x" }), "unknown"),
         ("422 X", json!({ "code": 11, "reason": "x" }), "unknown"),
         ("404 X", json!({}), "unknown"),
     ] {
