@@ -223,9 +223,19 @@ async fn a_provider_that_keeps_its_word_is_proved_and_gets_everything_back() {
         for question in [
             "the delay until the purchase is found",
             "the same id with another count",
+            "a call without a signature",
+            "the name of the option in a purchase",
         ] {
             assert_eq!(follows(&report, question), ["seen"], "{question}: {report}");
         }
+        let (signature, of_its_own) = if provider == "esim-access" {
+            ("documented", "a purchase in the list of purchases")
+        } else {
+            ("seen", "an eSIM by a topupId in the path")
+        };
+        let question = "a call with a wrong signature";
+        assert_eq!(follows(&report, question), [signature], "{report}");
+        assert_eq!(follows(&report, of_its_own), ["seen"], "{report}");
         assert_eq!(
             follows(&report, "giving back"),
             ["documented"; 3],
@@ -249,10 +259,13 @@ async fn an_exact_look_up_is_tried_and_what_nobody_promises_is_not() {
     let account = Account::new("zendit").await;
     let report = account.prove("--wait 2s --yes").await.json();
     assert_eq!(fates(&report), ["not_bought", "given_back"], "{report}");
-    assert_eq!(
-        follows(&report, "a purchase that does not exist"),
-        ["documented"]
-    );
+    for question in ["a purchase that does not exist", "a call with a wrong key"] {
+        assert_eq!(
+            follows(&report, question),
+            ["documented"],
+            "{question}: {report}"
+        );
+    }
     assert_eq!(
         follows(&report, "the delay until the purchase is found"),
         ["seen"]
@@ -266,6 +279,9 @@ async fn airalo_is_asked_by_its_test_packages_and_by_the_shape_of_its_lists() {
     let report = account.prove("--wait 1s --yes").await.json();
     let refused = follows(&report, "a product that is refused");
     assert_eq!(refused, ["documented"; 5], "{report}");
+    assert_eq!(follows(&report, "a call with a wrong key"), ["documented"]);
+    let listed = follows(&report, "a purchase in the list of purchases");
+    assert_eq!(listed, ["seen"], "{report}");
     let steps = report["steps"].to_string();
     assert!(steps.contains("an object of 1 entries"), "{steps}");
     assert!(steps.contains("an array of "), "{steps}");

@@ -396,9 +396,35 @@ impl AiraloCalls {
         wire::bought(orders, |package| self.prices.install_window(package))
     }
 
-    /// Asks for lists whose shape the documents leave open.
+    /// Calls with a token that nobody was given, and asks for lists whose shape the documents leave
+    /// open.
     async fn ask_live(&self) -> Vec<LiveAnswer> {
-        let mut answers = Vec::new();
+        self.http.turn().await;
+        let call = Call {
+            method: Method::GET,
+            path: BALANCE,
+            query: None,
+            route: BALANCE,
+            headers: HeaderMap::from_iter([
+                (
+                    header::AUTHORIZATION,
+                    HeaderValue::from_static("Bearer no-such-token"),
+                ),
+                (header::ACCEPT, HeaderValue::from_static("application/json")),
+            ]),
+            body: None,
+            size: Size::Ordinary,
+        };
+        let response = self.http.call(call).await.and_then(|(status, _)| {
+            let said = format!("HTTP {}", status.as_u16());
+            if status.is_success() {
+                Ok(said)
+            } else {
+                Err(Trouble::Unknown(said))
+            }
+        });
+        let asked = format!("GET {BALANCE}");
+        let mut answers = vec![LiveAnswer::to_wrong_key(&asked, response)];
         for (question, path, query) in [
             ("the whole list of packages", PACKAGES, None),
             (

@@ -30,7 +30,7 @@ use self::{
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{Http, Size},
+    http::{CallBody, Http, Size},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
@@ -39,7 +39,7 @@ use super::{
         PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
         Trouble,
     },
-    text::ProviderId,
+    text::{ProviderId, one_line},
 };
 
 const ORDER: &str = "/api/v1/open/esim/order";
@@ -152,6 +152,54 @@ impl EsimAccess {
     }
 }
 
+impl EsimAccess {
+    /// How a call with a wrong signature is refused, and whether one without is.
+    async fn ask_unsigned(&self) -> Vec<LiveAnswer> {
+        const WRONG_SIGNATURE: &str = "101003";
+        let wrong = self.client.signed(b"another body");
+        let mut answers = Vec::new();
+        for (question, headers, documented) in [
+            (
+                "a call with a wrong signature",
+                wrong,
+                Some(WRONG_SIGNATURE),
+            ),
+            (
+                "a call without a signature",
+                Ok(self.client.unsigned()),
+                None,
+            ),
+        ] {
+            self.client.http.turn().await;
+            let called = async {
+                let body = CallBody::json(&json!({}))?;
+                let headers = headers?;
+                self.client
+                    .send(Size::Ordinary, BALANCE, body, headers)
+                    .await
+            };
+            let (came, code) = match called.await {
+                Ok(Reply::Done(_)) => ("it was answered".to_owned(), Some(String::new())),
+                Ok(Reply::Failed { code, message }) => {
+                    (format!("code {}: {message}", one_line(&code)), Some(code))
+                }
+                Err(trouble) => (trouble.reason().to_owned(), None),
+            };
+            let is_documented = documented.zip(code).and_then(|(documented, code)| {
+                // Another refusal is one, too, though not that of the reference.
+                (code.is_empty() || code == documented).then_some(code == documented)
+            });
+            answers.push(LiveAnswer {
+                question,
+                asked: format!("POST {BALANCE}"),
+                came,
+                is_documented,
+            });
+        }
+        answers
+    }
+}
+
 /// The request of a purchase. The price of a package is sent if the option names one, so that the
 /// provider refuses a purchase at another price. The sum is sent only if it is known.
 fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
@@ -231,7 +279,7 @@ impl Adapter for EsimAccess {
             "startTime": client::spaced(since),
             "endTime": client::spaced(until),
         });
-        let mut answers = Vec::new();
+        let mut answers = self.ask_unsigned().await;
         for (question, filter, is_documented) in [
             ("a time as the reference writes it", written, true),
             ("a time with a blank and seconds", other, false),

@@ -522,6 +522,23 @@ pub struct LiveAnswer {
     pub is_documented: Option<bool>,
 }
 
+impl LiveAnswer {
+    /// The answer to a call with a wrong key, to which the provider documents to deny access.
+    pub(super) fn to_wrong_key(asked: &str, response: Result<String, Trouble>) -> Self {
+        let (came, is_documented) = match response {
+            Ok(came) => (came, Some(false)),
+            Err(Trouble::Denied(reason)) => (reason, Some(true)),
+            Err(trouble) => (trouble.reason().to_owned(), None),
+        };
+        Self {
+            question: "a call with a wrong key",
+            asked: asked.to_owned(),
+            came,
+            is_documented,
+        }
+    }
+}
+
 /// What an adapter knows without a call.
 pub trait ProviderFacts: Send + Sync + 'static {
     /// What the provider can do.
@@ -616,6 +633,10 @@ pub(crate) trait Adapter: ProviderFacts {
     fn ask_live(&self) -> impl Future<Output = Vec<LiveAnswer>> + Send {
         ready(Vec::new())
     }
+    /// Asks the same about a new eSIM of such a proof. Changes nothing.
+    fn ask_about(&self, _esim: &DeliveredEsim) -> impl Future<Output = Vec<LiveAnswer>> + Send {
+        ready(Vec::new())
+    }
 }
 
 /// The response to a call that the provider is not declared to have.
@@ -637,6 +658,7 @@ pub trait Provider: ProviderFacts {
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus>;
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
     fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>>;
+    fn ask_about<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Vec<LiveAnswer>>;
 }
 
 impl<A: Adapter> Provider for A {
@@ -663,6 +685,9 @@ impl<A: Adapter> Provider for A {
     }
     fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
         Adapter::ask_live(self).boxed()
+    }
+    fn ask_about<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Vec<LiveAnswer>> {
+        Adapter::ask_about(self, esim).boxed()
     }
 }
 

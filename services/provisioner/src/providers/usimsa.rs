@@ -47,6 +47,10 @@ const USAGE: &str = "/api/v2/usage/{topupId}";
 const DAILY: &str = "/api/v2/topup/{topupId}/usage/daily";
 const DEVICE: &str = "/api/v2/iccid/{iccid}/device";
 const CANCEL: &str = "/api/v2/cancel/{topupId}";
+/// Clients differ in how they ask for one eSIM: with its id in the path, or in a body that is not
+/// signed. Only a proof asks.
+const TOPUP_PATH: &str = "/api/v2/topup/{topupId}";
+const TOPUP: &str = "/api/v2/topup";
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
 const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-gat-signature");
@@ -228,6 +232,12 @@ impl Usimsa {
         route: &'static str,
         json: Option<&Value>,
     ) -> Result<Reply, Trouble> {
+        let headers = self.signed(&method, path)?;
+        self.send(method, path, route, json, headers).await
+    }
+
+    /// The headers of a call to this path, with its signature.
+    fn signed(&self, method: &Method, path: &str) -> Result<HeaderMap, Trouble> {
         let now = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(
             &self.secret_key,
@@ -239,11 +249,21 @@ impl Usimsa {
         let text = |text: String| {
             HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
         };
-        let headers = HeaderMap::from_iter([
+        Ok(HeaderMap::from_iter([
             (TIMESTAMP, text(now)?),
             (ACCESS_KEY, self.access_key_header.clone()),
             (SIGNATURE, text(signature)?),
-        ]);
+        ]))
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        json: Option<&Value>,
+        headers: HeaderMap,
+    ) -> Result<Reply, Trouble> {
         let (status, body) = self
             .http
             .call(Call {
@@ -269,6 +289,15 @@ impl Usimsa {
 }
 
 impl Usimsa {
+    /// Asks for an order with these headers.
+    async fn get_with(
+        &self,
+        path: &str,
+        headers: Result<HeaderMap, Trouble>,
+    ) -> Result<Reply, Trouble> {
+        self.send(Method::GET, path, FETCH, None, headers?).await
+    }
+
     /// What USIMSA shows of an eSIM: the data that it has used, and whether it is installed. It
     /// does not show whether it would take the eSIM back. No source says how old the figures are.
     async fn shown(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
@@ -299,6 +328,37 @@ impl Usimsa {
             custody: Custody::Unshown,
         })
     }
+}
+
+/// An answer of which no document says what it should be.
+fn told(question: &'static str, asked: String, reply: Result<Reply, Trouble>) -> LiveAnswer {
+    let came = match reply {
+        Ok(reply) if reply.is_success => {
+            format!("code {} with HTTP success", one_line(&reply.code))
+        }
+        Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
+        Err(trouble) => trouble.reason().to_owned(),
+    };
+    LiveAnswer {
+        question,
+        asked,
+        came,
+        is_documented: None,
+    }
+}
+
+/// The form of an id: its length and which characters it has.
+fn form(id: &str) -> String {
+    let has = |is: fn(&u8) -> bool| id.bytes().any(|byte| is(&byte));
+    let kinds = [
+        ("digits", has(u8::is_ascii_digit)),
+        ("small letters", has(u8::is_ascii_lowercase)),
+        ("large letters", has(u8::is_ascii_uppercase)),
+        ("others", has(|byte| !byte.is_ascii_alphanumeric())),
+    ];
+    let kinds = kinds.iter().filter(|(_, has)| *has);
+    let kinds: Vec<&str> = kinds.map(|(name, _)| *name).collect();
+    format!("{} characters: {}", id.len(), kinds.join(", "))
 }
 
 /// A part of a response.
@@ -406,31 +466,36 @@ impl ProviderFacts for Usimsa {
 }
 
 impl Adapter for Usimsa {
-    /// Asks for an order that does not exist, and sends an order of nothing: which code comes, and
-    /// with which kind of HTTP status, is not documented, or only by other clients.
+    /// Asks for an order that does not exist, also with a wrong signature and without one, and
+    /// sends an order of nothing: which code comes, and with which kind of HTTP status, is not
+    /// documented, or only by other clients.
     async fn ask_live(&self) -> Vec<LiveAnswer> {
         let id = PlacementId::new();
-        let told = |question, asked, reply: Result<Reply, Trouble>| {
-            let came = match reply {
-                Ok(reply) if reply.is_success => {
-                    format!("code {} with HTTP success", one_line(&reply.code))
-                }
-                Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
-                Err(trouble) => trouble.reason().to_owned(),
-            };
-            LiveAnswer {
-                question,
-                asked,
-                came,
-                is_documented: None,
-            }
-        };
         let path = format!("{ORDER}/{id}");
+        let wrong = self.signed(&Method::GET, ORDER);
+        let mut unsigned = self.signed(&Method::GET, &path);
+        if let Ok(headers) = &mut unsigned {
+            headers.remove(SIGNATURE);
+        }
+        let wrong = self.get_with(&path, wrong).await;
+        self.http.turn().await;
+        let unsigned = self.get_with(&path, unsigned).await;
+        self.http.turn().await;
         let absent = self.call(Method::GET, &path, FETCH, None).await;
         self.http.turn().await;
         let nothing = json!({ "orderId": id, "products": [] });
         let malformed = self.call(Method::POST, ORDER, ORDER, Some(&nothing)).await;
         vec![
+            told(
+                "a call with a wrong signature",
+                format!("GET {ORDER}/ID"),
+                wrong,
+            ),
+            told(
+                "a call without a signature",
+                format!("GET {ORDER}/ID"),
+                unsigned,
+            ),
             told(
                 "the code of an order that does not exist",
                 format!("GET {ORDER}/ID"),
@@ -443,6 +508,39 @@ impl Adapter for Usimsa {
                 malformed,
             ),
         ]
+    }
+
+    /// Asks for an eSIM by both paths that clients use, and for its data and device.
+    async fn ask_about(&self, esim: &DeliveredEsim) -> Vec<LiveAnswer> {
+        let mut answers = vec![LiveAnswer {
+            question: "the form of a topupId",
+            asked: "the purchase".to_owned(),
+            came: form(esim.unit_id.as_str()),
+            is_documented: None,
+        }];
+        let by_body = json!({ "topupId": esim.unit_id.as_str() });
+        let iccid = Ok(DEVICE.replace("{iccid}", esim.iccid.as_str()));
+        for (question, route, path, body) in [
+            (
+                "an eSIM by a topupId in the path",
+                TOPUP_PATH,
+                of_unit(TOPUP_PATH, esim),
+                None,
+            ),
+            (
+                "an eSIM by a topupId in the body",
+                TOPUP,
+                Ok(TOPUP.to_owned()),
+                Some(&by_body),
+            ),
+            ("the data of a new eSIM", DAILY, of_unit(DAILY, esim), None),
+            ("the device of a new eSIM", DEVICE, iccid, None),
+        ] {
+            self.http.turn().await;
+            let reply = async { self.call(Method::GET, &path?, route, body).await };
+            answers.push(told(question, format!("GET {route}"), reply.await));
+        }
+        answers
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {

@@ -34,8 +34,9 @@ use super::{
     price::{self, Terms},
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct, Trouble,
+        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
+        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
+        Trouble,
     },
     text::one_line,
 };
@@ -137,8 +138,12 @@ impl<'a> Asked<'a> {
 
 impl ZenditCalls {
     async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
+        self.call_with(self.bearer.clone(), asked).await
+    }
+
+    async fn call_with(&self, bearer: HeaderValue, asked: Asked<'_>) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
-            (header::AUTHORIZATION, self.bearer.clone()),
+            (header::AUTHORIZATION, bearer),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
         let call = Call {
@@ -156,6 +161,19 @@ impl ZenditCalls {
         }
         // What a proxy sends is no refusal of the protocol, whatever its status.
         ZenditRefusal::read(status, &body).map(Reply::Refused)
+    }
+
+    /// Calls with a key that nobody was given.
+    async fn ask(&self) -> Vec<LiveAnswer> {
+        self.http.turn().await;
+        let wrong = HeaderValue::from_static("Bearer no-such-key");
+        let response = self.call_with(wrong, Asked::get(BALANCE, BALANCE)).await;
+        let response = response.map(|reply| match reply {
+            Reply::Done(_) => "it was answered".to_owned(),
+            Reply::Refused(refusal) => refusal.trouble().reason().to_owned(),
+        });
+        let asked = format!("GET {BALANCE}");
+        vec![LiveAnswer::to_wrong_key(&asked, response)]
     }
 
     /// The body of a response that is not refused.
@@ -270,6 +288,10 @@ impl ProviderFacts for Zendit {
 }
 
 impl Adapter for Zendit {
+    async fn ask_live(&self) -> Vec<LiveAnswer> {
+        self.calls.ask().await
+    }
+
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
         let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
         let rejected = |status: &str, message: String| {

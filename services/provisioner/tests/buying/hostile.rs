@@ -444,3 +444,28 @@ async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
         assert_eq!(answers, (place.to_owned(), find.to_owned()), "{code}");
     }
 }
+
+/// What a proof asks with a wrong key or signature must be refused, as the documents say.
+#[tokio::test]
+async fn a_proof_tells_who_takes_a_wrong_key() {
+    testkit::http::client().unwrap();
+    for (name, refused) in [
+        ("airalo", http("401 X", "", b"{}")),
+        ("zendit", http("401 X", "", b"{}")),
+        (
+            "esim-access",
+            ok(r#"{"success":false,"errorCode":"101003","errorMsg":"no"}"#),
+        ),
+    ] {
+        let taken = ok(r#"{"success":true,"errorCode":"0","obj":{}}"#);
+        let busy = http("503 X", "", b"");
+        for (response, expected) in [(taken, Some(false)), (refused, Some(true)), (busy, None)] {
+            let url = replay(response).await;
+            let provider = connect(name, url.as_str(), "key", "secret");
+            let answers = provider.ask_live().await;
+            let first = answers.first().unwrap();
+            assert!(first.question.starts_with("a call with a wrong "));
+            assert_eq!(first.is_documented, expected, "{name}: {first:?}");
+        }
+    }
+}

@@ -9,9 +9,9 @@ use std::{
 use domain::PlacementId;
 use pg::PgConnection;
 use provisioner::providers::{
-    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, LookUp, LookUpRequest,
-    LookUpResponse, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
-    PurchaseResponse, Trouble,
+    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, LiveAnswer, LookUp,
+    LookUpRequest, LookUpResponse, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
+    PurchasePeriod, PurchaseResponse, SoldPurchase, Trouble,
 };
 use runtime::{clock::Moment, terminal};
 use serde::Serialize;
@@ -27,6 +27,10 @@ const LISTED_WITHIN: Duration = Duration::from_secs(90);
 const PACE: Duration = Duration::from_secs(3);
 /// After this time a purchase that no look-up has ever found was not made.
 const GONE: Duration = Duration::from_hours(24);
+/// How much the clock of a list of purchases may differ from ours, as it would with another zone.
+const DAY: Duration = Duration::from_hours(24);
+/// How many pages of such a list are read.
+const LIST_PAGES: u32 = 20;
 /// What a balance may differ without having changed.
 const CENT: f64 = 0.000_01;
 
@@ -92,14 +96,8 @@ impl Proving<'_> {
             self.purchases.mark(&ProofBuy::of(one), fate);
         }
         self.ask_for_nothing().await;
-        for answer in self.provider.ask_live().await {
-            let follows = match answer.is_documented {
-                Some(true) => Follows::Documented,
-                Some(false) => Follows::Contradicted,
-                None => Follows::Seen,
-            };
-            self.note(answer.question, &answer.asked, &answer.came, follows);
-        }
+        let answers = self.provider.ask_live().await;
+        self.note_answers(answers);
         for one in left {
             self.take_up(one).await?;
         }
@@ -151,6 +149,22 @@ impl Proving<'_> {
             came,
             follows,
         });
+    }
+
+    /// Notes what the adapter has asked.
+    fn note_answers(&mut self, answers: Vec<LiveAnswer>) {
+        for answer in answers {
+            let follows = match answer.is_documented {
+                Some(true) => Follows::Documented,
+                Some(false) => Follows::Contradicted,
+                None => Follows::Seen,
+            };
+            self.note(answer.question, &answer.asked, &answer.came, follows);
+        }
+    }
+
+    fn was_asked(&self, question: &str) -> bool {
+        self.steps.iter().any(|step| step.question == question)
     }
 
     /// Looks up a purchase that does not exist.
@@ -257,9 +271,11 @@ impl Proving<'_> {
         let bought = self.record(option, units).await?;
         let is_too_many = self.batch.is_some_and(|batch| units > batch);
         let before = self.balance().await;
+        let began = Instant::now();
         let response = self.send(&bought, units).await;
+        let seconds = began.elapsed().as_secs();
         let after = self.balance().await;
-        let paid = paid(before, after);
+        let paid = format!(" after {seconds} s{}", paid(before, after));
         let (came, follows) = match &response {
             // More than the documents promise: we buy no more than they say, all the same.
             Ok(PurchaseResponse::Bought(_)) if is_too_many => {
@@ -521,6 +537,8 @@ impl Proving<'_> {
             let question = "the units of all requests with one id";
             self.note(question, "the list", &came, Follows::Seen);
         }
+        self.name(&bought, &units);
+        self.find_in_list(&bought).await;
         self.show(units.first()).await;
         if keep {
             let came = "kept for the next run".to_owned();
@@ -546,11 +564,70 @@ impl Proving<'_> {
         self.store(bought.id, is_ended).await
     }
 
+    /// Whether the units name the option as it was ordered, by which they are told apart.
+    fn name(&mut self, bought: &ProofBuy, units: &[ProviderUnit]) {
+        let question = "the name of the option in a purchase";
+        let Some(unit) = units.first().filter(|_| !self.was_asked(question)) else {
+            return;
+        };
+        let product = self.provider.product(&bought.option);
+        let came = match &unit.product_id {
+            None => "none".to_owned(),
+            Some(named) if named.as_str() == product => "as it was ordered".to_owned(),
+            Some(named) => format!("{}, and it was ordered as {product}", named.as_str()),
+        };
+        self.note(question, "the units of a purchase", &came, Follows::Seen);
+    }
+
+    /// How the provider's list of our purchases shows a purchase, of which `provider reconcile`
+    /// makes use.
+    async fn find_in_list(&mut self, bought: &ProofBuy) {
+        let question = "a purchase in the list of purchases";
+        if !self.can.purchases || self.was_asked(question) {
+            return;
+        }
+        let now = runtime::clock::now();
+        let span = PurchasePeriod {
+            since: now - bought.age() - DAY,
+            until: now + DAY,
+        };
+        let id = bought.id.to_string();
+        let is_it = |sold: &SoldPurchase| {
+            sold.order_id == id || bought.references.contains(sold.reference.as_str())
+        };
+        let mut page = Some(1);
+        let mut found = Ok(None);
+        while let (Some(number @ 1..=LIST_PAGES), Ok(None)) = (page, &found) {
+            let listed = self.provider.purchases(span, number).await;
+            found = listed.map(|listed| {
+                page = listed.next;
+                listed.entries.into_iter().find(is_it)
+            });
+        }
+        let (came, follows) = match found {
+            Ok(Some(sold)) => {
+                let at = sold.at.as_deref().unwrap_or("no time");
+                let price = sold.price.map(|price| price.to_string());
+                let price = price.as_deref().unwrap_or("not said");
+                let came = format!("{at}, {} units, price {price}; it is {now} now", sold.units);
+                (came, Follows::Seen)
+            }
+            Ok(None) => ("it is not listed".to_owned(), Follows::Unanswered),
+            Err(trouble) => (describe(&trouble), Follows::Unanswered),
+        };
+        self.note(question, "the purchases of these days", &came, follows);
+    }
+
     /// What the provider shows of a new eSIM.
     async fn show(&mut self, unit: Option<&ProviderUnit>) {
+        let question = "a new eSIM";
         let Some(esim) = unit.and_then(delivered).filter(|_| self.can.usage) else {
             return;
         };
+        if !self.was_asked(question) {
+            let answers = self.provider.ask_about(&esim).await;
+            self.note_answers(answers);
+        }
         let (came, follows) = match self.provider.status(&esim).await {
             Ok(status) => {
                 let custody = match status.custody {
@@ -568,7 +645,7 @@ impl Proving<'_> {
             }
             Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
-        self.note("a new eSIM", "what became of it", &came, follows);
+        self.note(question, "what became of it", &came, follows);
     }
 
     /// Gives units back, the first one twice. Returns how many the provider has back.

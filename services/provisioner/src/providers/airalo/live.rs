@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::providers::{
     http::parse,
     provider::{RefusedProduct, Trouble},
+    text::one_line,
 };
 
 /// The packages with which its sandbox mode shows refusals (its page on the sandbox mode, September
@@ -43,8 +44,13 @@ pub(super) fn shape(body: &[u8]) -> Result<String, Trouble> {
         _ => "neither an array nor an object".to_owned(),
     };
     let meta = &list["meta"];
+    // Of packages, it says whether we pay `net_price`, or `price` less a discount.
+    let pricing = match list["pricing"]["model"].as_str() {
+        Some(model) => format!(", pricing {}", one_line(model)),
+        None => String::new(),
+    };
     Ok(format!(
-        "{entries} in {} bytes, per_page {}, last_page {}",
+        "{entries} in {} bytes, per_page {}, last_page {}{pricing}",
         body.len(),
         meta["per_page"],
         meta["last_page"]

@@ -98,6 +98,12 @@ impl Client {
         request: &Value,
     ) -> Result<Reply, Trouble> {
         let body = CallBody::json(request)?;
+        let headers = self.signed(&body.bytes)?;
+        self.send(size, path, body, headers).await
+    }
+
+    /// The headers of a call with this body, with its signature.
+    pub(super) fn signed(&self, body: &[u8]) -> Result<HeaderMap, Trouble> {
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let request_id = Uuid::now_v7().simple().to_string();
         let signature = esim_access::sign(
@@ -105,17 +111,32 @@ impl Client {
             &timestamp,
             &request_id,
             &self.access_code,
-            &body.bytes,
+            body,
         );
         let text = |text: String| {
             HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
         };
-        let headers = HeaderMap::from_iter([
+        Ok(HeaderMap::from_iter([
             (ACCESS_CODE, self.access_code_header.clone()),
             (TIMESTAMP, text(timestamp)?),
             (REQUEST_ID, text(request_id)?),
             (SIGNATURE, text(signature)?),
-        ]);
+        ]))
+    }
+
+    /// The headers of a call that is not signed. The reference allows it; whether an account can
+    /// forbid it is not documented.
+    pub(super) fn unsigned(&self) -> HeaderMap {
+        HeaderMap::from_iter([(ACCESS_CODE, self.access_code_header.clone())])
+    }
+
+    pub(super) async fn send(
+        &self,
+        size: Size,
+        path: &'static str,
+        body: CallBody,
+        headers: HeaderMap,
+    ) -> Result<Reply, Trouble> {
         let call = Call {
             method: Method::POST,
             path,
