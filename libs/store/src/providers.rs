@@ -20,6 +20,8 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::work::WorkKind;
+
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
@@ -255,6 +257,11 @@ pub async fn probe(
     name: &str,
     lease: Duration,
 ) -> Result<Option<ProviderBreaker>> {
+    let kinds = WorkKind::names(&[
+        &WorkKind::PURCHASES,
+        &WorkKind::LOOKUPS,
+        &WorkKind::REQUESTS,
+    ]);
     // The condition reads the oldest row of each kind of work by the index. Without due work there
     // would be nothing to probe with, and the lease would be wasted.
     let probing = breakers!(
@@ -262,7 +269,7 @@ pub async fn probe(
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
          WHERE name = $1 AND open_until <= now()
            AND (EXISTS (
-               SELECT FROM unnest('{buy_again,buy,find,collect,look_again,usage,give_back}'::text[]) AS wanted (kind)
+               SELECT FROM unnest($3::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT at FROM work w WHERE w.kind = wanted.kind AND w.provider = $1 ORDER BY at LIMIT 1
                ) oldest
@@ -270,7 +277,8 @@ pub async fn probe(
          RETURNING",
         "",
         name,
-        seconds(lease)
+        seconds(lease),
+        &kinds as &[&str]
     );
     Ok(probing.fetch_optional(connection).await?)
 }
@@ -505,6 +513,7 @@ pub async fn backlogs(
     connection: &mut PgConnection,
     served: &[String],
 ) -> Result<Vec<ProviderBacklog>> {
+    let kinds = WorkKind::names(&[&WorkKind::PURCHASES, &WorkKind::LOOKUPS]);
     let query = sqlx::query!(
         r#"SELECT known.provider AS "provider!",
                   (SELECT count(*) FROM (SELECT FROM held h
@@ -523,7 +532,7 @@ pub async fn backlogs(
            CROSS JOIN LATERAL (
                -- By index, and bounded for each kind of work.
                SELECT coalesce(sum(of_kind.due), 0)::int8 AS due, max(of_kind.overdue)::float8 AS overdue
-               FROM unnest('{buy_again,buy,find,collect}'::text[]) AS wanted (kind)
+               FROM unnest($2::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT (SELECT count(*) FROM (SELECT FROM work w
                                                  WHERE w.kind = wanted.kind AND w.provider = known.provider
@@ -534,6 +543,7 @@ pub async fn backlogs(
                ) of_kind
            ) due"#,
         served,
+        &kinds as &[&str],
     );
     let backlogs = query
         .fetch_all(connection)

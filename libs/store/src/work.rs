@@ -87,6 +87,17 @@ impl WorkKind {
     pub fn as_str(self) -> &'static str {
         self.into()
     }
+
+    /// The names of all kinds of several lists. Statements bind them, so that a kind that gets
+    /// another name is not silently left out of one.
+    pub(crate) fn names(lists: &[&[Self]]) -> Vec<&'static str> {
+        lists
+            .iter()
+            .copied()
+            .flatten()
+            .map(|kind| kind.as_str())
+            .collect()
+    }
 }
 
 /// Whether any row of each of these kinds is due, each for the provider at the same place.

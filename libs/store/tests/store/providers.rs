@@ -7,6 +7,7 @@ use store::placements::{AttemptOutcome, PlacementClaim, Progress};
 use store::providers::{
     self, BreakerLimits, BreakerState, Hinted, ProviderBacklog, ProviderBreaker,
 };
+use store::work::WorkKind;
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement,
@@ -248,6 +249,41 @@ async fn hints_are_taken_once_a_second() {
         bench.sql(&sql).await;
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
+    }
+}
+
+/// After an outage usually nothing but look-ups is due. Each kind that a provider is called for
+/// must be found, under the name that it has now.
+#[tokio::test]
+async fn work_of_each_kind_lets_a_probe_through_and_purchases_and_look_ups_are_counted() {
+    let bench = Bench::registered().await;
+    bench.overdue().await;
+    let version = bench.breaker().await.version;
+    bench.failed(version).await.unwrap();
+    let counted = [&WorkKind::PURCHASES[..], &WorkKind::LOOKUPS].concat();
+    for kind in [&counted[..], &WorkKind::REQUESTS].concat() {
+        bench
+            .set(
+                "UPDATE work SET kind = $1, at = now() - interval '1 min'",
+                kind.as_str(),
+            )
+            .await;
+        bench.wait_for_half_open().await;
+        let probe = bench.probe().await;
+        assert!(
+            probe.is_some(),
+            "{kind:?} is due, and no probe gets through"
+        );
+        bench.failed(probe.unwrap().version).await.unwrap();
+
+        let all = providers::backlogs(&mut *bench.connection().await, &[])
+            .await
+            .unwrap();
+        let backlog = all
+            .iter()
+            .find(|backlog| backlog.provider == PROVIDER)
+            .unwrap();
+        assert_eq!(backlog.due, u64::from(counted.contains(&kind)), "{kind:?}");
     }
 }
 

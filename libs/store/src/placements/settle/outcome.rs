@@ -119,7 +119,8 @@ pub struct ReadyProfile {
 /// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
 pub struct SettlementEffect {
-    /// Whether the settlement changed the placement. A late or repeated one does not.
+    /// Whether the settlement changed the placement. A late one does not. A purchase that
+    /// is settled again while it is the last attempt does.
     pub moved: bool,
     /// The purchase was unexpected, so the placement is parked and an operator must look at it. A
     /// repeat of the settlement says so, too, and has not moved it.
