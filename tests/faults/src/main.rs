@@ -52,6 +52,7 @@ use testkit::progress::Progress;
 use testkit::stack::Stage;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use verdict::Broken;
 use world::{Load, Setting, World};
 
@@ -67,6 +68,8 @@ const REST: Duration = Duration::from_mins(7);
 /// How many placements fewer to buy count as getting further.
 const REST_PROGRESS: i64 = 20;
 const PROGRESS: Duration = Duration::from_secs(5);
+/// How often a healing run is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Send orders through the pipeline while faults occur, and check that nothing is bought twice and
 /// nothing is lost
@@ -450,7 +453,8 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let healed = epoch.elapsed();
     let mut deadline = healed + rest;
     let mut fewest = i64::MAX;
-    let mut looks = tokio::time::interval(Duration::from_millis(500));
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut looked = 0_u32;
     while epoch.elapsed() < deadline {
         looks.tick().await;
@@ -464,7 +468,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
                 deadline = deadline.max((epoch.elapsed() + rest).min(healed + healed));
             }
         }
-        if looked.is_multiple_of(10) {
+        if looked.is_multiple_of(5) {
             progress.show(line(world, planned, "healing").await);
         }
         looked += 1;

@@ -204,8 +204,15 @@ impl World {
     /// Reads what is in flight. It gives up soon, because a fault may have cut the database off,
     /// and faults do not go on while the progress line is drawn.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
-        let reading = async { OnTheWay::read(&mut self.stack.database.connect().await?).await };
-        tokio::time::timeout(Duration::from_secs(1), reading).await?
+        let reading = async {
+            let mut connection = self.stack.database.connect().await?;
+            // A server that is asked again before it has answered would do nothing else in the end.
+            sqlx::query("SET statement_timeout = '5s'")
+                .execute(&mut connection)
+                .await?;
+            OnTheWay::read(&mut connection).await
+        };
+        tokio::time::timeout(Duration::from_secs(6), reading).await?
     }
 
     pub async fn evidence(&self) -> Result<Evidence> {
