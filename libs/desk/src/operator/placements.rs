@@ -91,18 +91,20 @@ pub async fn list(
                   (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
                   (SELECT at FROM held h WHERE h.id = p.placement_id) AS "parked_at?",
                   (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
-                  count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
-                  p.lane,
+                  counted.units AS "units!", counted.pending AS "pending!", p.lane,
                   ARRAY (SELECT pair->>'provider'
                          FROM jsonb_array_elements(coalesce(p.alternatives, '[]')
                                                    || CASE WHEN p.disputed THEN coalesce(p.tried, '[]') ELSE '[]' END) pair
                          WHERE p.state = 'parked' AND pair->>'provider' <> p.provider) AS "elsewhere!: Vec<String>"
            FROM placements p
            JOIN orders o ON o.order_id = p.order_id
-           JOIN topups t ON t.placement_id = p.placement_id
-           LEFT JOIN esims e ON e.topup_id = t.topup_id
+           -- For each placement by itself, so that no plan reads the units of all placements.
+           CROSS JOIN LATERAL (
+               SELECT count(*) AS units, count(*) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS pending
+               FROM topups t LEFT JOIN esims e ON e.topup_id = t.topup_id
+               WHERE t.placement_id = p.placement_id
+           ) counted
            WHERE p.placement_id = ANY ($1)
-           GROUP BY p.placement_id, o.order_id
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
     );
