@@ -14,7 +14,7 @@
 //! same body.
 //!
 //! `settle` of the parent module calls it first. A placement that it does not move, for example
-//! because another process has settled it in the meantime, is left to the general statements there.
+//! because another process has settled it in the meantime, is left to the general statements.
 
 use std::collections::{HashMap, HashSet};
 
