@@ -39,6 +39,9 @@ def store_figures(slow_for=0):
             FROM generate_series(0, 2879) back
             UNION ALL
             SELECT 'hour', date_trunc('hour', now()) - hour * interval '1 hour', hour * 60, 60 FROM generate_series(0, 168) hour
+            UNION ALL
+            SELECT 'tick', date_bin('10 seconds', now(), '2000-01-01') - nth * interval '10 seconds', 0, 1
+            FROM generate_series(0, 60) nth
         ) times CROSS JOIN LATERAL (VALUES
             ('answered', '', 1.0, 3), ('refused', '', 0.05, 1), ('bought', 'sandbox', 0.9, CASE WHEN back < {slow_for} THEN 9 ELSE 4 END),
             ('call', 'sandbox', 2.0, CASE WHEN back < {slow_for} THEN 9 ELSE 3 END),

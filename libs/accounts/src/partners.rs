@@ -285,6 +285,20 @@ pub async fn names(
         .collect())
 }
 
+/// The names of these partners, and whether they are live ones.
+pub async fn names_and_live(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+) -> Result<HashMap<Uuid, (String, bool)>> {
+    let query = sqlx::query!(
+        r#"SELECT partner_id, name, environment = 'live' AS "is_live!" FROM partners WHERE partner_id = ANY ($1)"#,
+        partners,
+    );
+    let found = query.fetch_all(connection).await?.into_iter();
+    let found = found.map(|row| (row.partner_id, (row.name, row.is_live)));
+    Ok(found.collect())
+}
+
 /// A partner by id, access key or the access key before the last rotation.
 pub async fn show(
     connection: &mut PgConnection,

@@ -274,6 +274,10 @@ impl Primary {
     /// Reads the pulse that the database has, and what the server says about itself, and commits
     /// the pulse `number`, all in one statement, because every process does this once a second.
     ///
+    /// What stops orders stops it, too. An order needs room on the disk, and this row is written
+    /// over and over in the same place, so the statement also writes some kilobytes to a temporary
+    /// file (`room`): on a full disk that fails.
+    ///
     /// It writes nothing if the database lacks what it acknowledged. Otherwise the new number would
     /// hide the loss if the response is lost. A pulse that was given up may arrive late, so the
     /// number never falls.
@@ -294,6 +298,10 @@ impl Primary {
                           extract(epoch FROM clock_timestamp())::float8 AS clock
                ), before AS MATERIALIZED (
                    SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
+               ), room AS MATERIALIZED (
+                   -- As in `server::find_room`. The rows do not fit into so little memory.
+                   SELECT count(*) AS rows
+                   FROM generate_series(1, 2000 + 0 * length(set_config('work_mem', '64kB', true)))
                ), pulse AS (
                    INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at, no_nats_since,
                        nats_refused, nats_refused_since, clock_ahead, clock_off_since)
@@ -314,7 +322,7 @@ impl Primary {
                )
                SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
                       server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!"
-               FROM server CROSS JOIN before"#,
+               FROM server CROSS JOIN before CROSS JOIN room"#,
             self.instance,
             self.stage,
             number,

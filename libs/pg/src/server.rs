@@ -29,6 +29,16 @@ pub struct ServerState {
     pub standby_lag: Duration,
 }
 
+/// Finds out whether the disk has room, by a temporary file of some kilobytes: the rows do not fit
+/// into so little memory. The error is that of an order that finds no room.
+pub async fn find_room(connection: &mut PgConnection) -> Result<()> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "rows!" FROM generate_series(1, 2000 + 0 * length(set_config('work_mem', '64kB', true)))"#
+    );
+    query.fetch_one(connection).await?;
+    Ok(())
+}
+
 /// Reads the state of the server.
 pub async fn server(connection: &mut PgConnection) -> Result<ServerState> {
     let query = sqlx::query!(

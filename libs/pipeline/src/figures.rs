@@ -12,7 +12,7 @@ use std::{
 
 use pg::Database;
 use runtime::{Shutdown, clock, lock};
-use store::figures::{self, Count, Figure, Measure};
+use store::figures::{self, Count, Figure, Measure, TICK};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -44,11 +44,16 @@ impl ProcessFigures {
     }
 
     fn note(&self, measure: Measure, subject: &str, took: Option<Duration>, failed: bool) {
-        let minute = clock::now();
-        let minute = minute - Duration::from_secs(u64::from(minute.second()));
-        let minute = minute.replace_nanosecond(0).unwrap_or(minute);
+        let now = clock::now();
+        let over = if measure.is_outcome() {
+            now.second() % TICK
+        } else {
+            now.second()
+        };
+        let at = now - Duration::from_secs(u64::from(over));
+        let at = at.replace_nanosecond(0).unwrap_or(at);
         let mut counts = lock(&self.0);
-        let mut key = (minute, measure, subject.to_owned());
+        let mut key = (at, measure, subject.to_owned());
         if counts.len() >= MOST && !counts.contains_key(&key) {
             key.2.clear();
         }
@@ -57,8 +62,8 @@ impl ProcessFigures {
 
     fn take(&self) -> Vec<Figure> {
         let counts = std::mem::take(&mut *lock(&self.0)).into_iter();
-        let figures = counts.map(|((minute, measure, subject), count)| Figure {
-            minute,
+        let figures = counts.map(|((at, measure, subject), count)| Figure {
+            at,
             measure,
             subject,
             count,
@@ -69,7 +74,7 @@ impl ProcessFigures {
     fn put_back(&self, figures: Vec<Figure>) {
         let mut counts = lock(&self.0);
         for figure in figures {
-            let key = (figure.minute, figure.measure, figure.subject);
+            let key = (figure.at, figure.measure, figure.subject);
             if counts.len() < MOST || counts.contains_key(&key) {
                 counts.entry(key).or_default().merge(&figure.count);
             }

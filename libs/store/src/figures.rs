@@ -8,7 +8,9 @@
 //! accounts.
 //!
 //! A minute is kept for [`MINUTES_KEPT`] and an hour for [`HOURS_KEPT`]. Each statement adds to
-//! both, so nothing has to be summed up later.
+//! both, so nothing has to be summed up later. What became of requests is also counted in ticks of
+//! ten seconds ([`Measure::is_outcome`]), because who asks whether orders get through now cannot
+//! wait for the end of a minute.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -22,6 +24,12 @@ use uuid::Uuid;
 pub const MINUTES_KEPT: i32 = 48;
 /// How long hours are kept, in days.
 pub const HOURS_KEPT: i32 = 90;
+/// How long ticks are kept, in hours.
+const TICKS_KEPT: i32 = 2;
+/// The length of a tick, in seconds.
+pub const TICK: u8 = 10;
+/// The span of ticks, of which only [`outcomes`] are read.
+const TICKS: &str = "tick";
 
 /// What is counted.
 #[derive(
@@ -43,8 +51,17 @@ pub const HOURS_KEPT: i32 = 90;
 pub enum Measure {
     /// Create-order requests that were answered: with a 201 or a 4xx, or failed, with a 5xx.
     Answered,
-    /// Those of them that the provider refused, which got a 422.
+    /// Those of them that the provider refused, which got a 422, by partner.
     Refused,
+    /// Those of them that were answered with a 5xx, by partner.
+    Errors,
+    /// Those of them that were refused for what is in them, with another 4xx, by partner.
+    Invalid,
+    /// Those of them that were refused for a limit of their partner, with a 429, by partner.
+    Limited,
+    /// Requests that were answered with a 401, by the partner of their access key; without a
+    /// subject if it belongs to none.
+    Denied,
     /// Purchases that a provider has confirmed, since their orders.
     Bought,
     /// Units whose profiles are stored, since their orders.
@@ -66,6 +83,19 @@ pub enum Measure {
 impl Measure {
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+
+    /// Whether it tells what became of requests.
+    pub fn is_outcome(self) -> bool {
+        matches!(
+            self,
+            Self::Answered
+                | Self::Refused
+                | Self::Errors
+                | Self::Invalid
+                | Self::Limited
+                | Self::Denied
+        )
     }
 }
 
@@ -167,30 +197,32 @@ pub fn limit(seconds: f64) -> String {
     }
 }
 
-/// What was counted of a subject in a minute.
+/// What was counted of a subject in a minute, or in a tick if it is an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure {
-    pub minute: OffsetDateTime,
+    pub at: OffsetDateTime,
     pub measure: Measure,
-    /// A provider's name, an endpoint's id, or nothing.
+    /// A provider's name, an endpoint's or a partner's id, or nothing.
     pub subject: String,
     pub count: Count,
 }
 
-/// Adds what this process has counted to its minutes and hours.
+/// Adds what this process has counted to its ticks, minutes and hours.
 pub async fn add(connection: &mut PgConnection, instance: Uuid, figures: &[Figure]) -> Result<()> {
     let mut counts: BTreeMap<_, Count> = BTreeMap::new();
     for figure in figures {
-        let hour = figure.minute.replace_minute(0).unwrap_or(figure.minute);
-        for (span, at) in [
-            (FigureSpan::Minute, figure.minute),
-            (FigureSpan::Hour, hour),
-        ] {
+        let minute = figure.at.replace_second(0).unwrap_or(figure.at);
+        let hour = minute.replace_minute(0).unwrap_or(minute);
+        let minute: (&str, _) = (FigureSpan::Minute.into(), minute);
+        let hour = (FigureSpan::Hour.into(), hour);
+        let is_outcome = figure.measure.is_outcome();
+        let tick = is_outcome.then_some((TICKS, figure.at));
+        for (span, at) in [minute, hour].into_iter().chain(tick) {
             let key = (span, at, figure.measure, figure.subject.as_str());
             counts.entry(key).or_default().merge(&figure.count);
         }
     }
-    let spans: Vec<&str> = counts.keys().map(|key| key.0.into()).collect();
+    let spans: Vec<&str> = counts.keys().map(|key| key.0).collect();
     let times: Vec<OffsetDateTime> = counts.keys().map(|key| key.1).collect();
     let measures: Vec<&str> = counts.keys().map(|key| key.2.as_str()).collect();
     let subjects: Vec<&str> = counts.keys().map(|key| key.3).collect();
@@ -228,9 +260,11 @@ pub async fn erase_old(connection: &mut PgConnection) -> Result<()> {
     let statement = sqlx::query!(
         "DELETE FROM minutely
          WHERE (span = 'minute' AND at < now() - make_interval(hours => $1))
-            OR (span = 'hour' AND at < now() - make_interval(days => $2))",
+            OR (span = 'hour' AND at < now() - make_interval(days => $2))
+            OR (span = 'tick' AND at < now() - make_interval(hours => $3))",
         MINUTES_KEPT,
         HOURS_KEPT,
+        TICKS_KEPT,
     );
     statement.execute(connection).await?;
     Ok(())
@@ -328,6 +362,76 @@ pub enum FigureSpan {
 
 /// The maximum number of rows that one look reads.
 const MOST: i64 = 50_000;
+
+/// How many requests of a partner, or of all, had an outcome in a tick or an hour.
+#[derive(Clone, Debug)]
+pub struct OutcomeCount {
+    pub at: OffsetDateTime,
+    pub measure: Measure,
+    /// The partner's id; empty for what is counted without one.
+    pub subject: String,
+    pub n: u64,
+    pub failed: u64,
+}
+
+/// The newest rows of ticks that one look reads: a tick has one for each partner with a failure.
+const MOST_OUTCOMES: i64 = 20_000;
+
+/// What became of requests in the last hour, by tick; the newest first.
+pub async fn outcomes(connection: &mut PgConnection) -> Result<Vec<OutcomeCount>> {
+    let query = sqlx::query!(
+        r#"SELECT at, measure, subject, sum(n)::bigint AS "n!", sum(failed)::bigint AS "failed!"
+           FROM (SELECT at, measure, subject, n, failed FROM minutely
+                 WHERE span = 'tick' AND at > now() - interval '1 hour' ORDER BY at DESC LIMIT $1) newest
+           GROUP BY at, measure, subject ORDER BY at DESC"#,
+        MOST_OUTCOMES,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let known = rows.filter_map(|row| {
+        Some(OutcomeCount {
+            at: row.at,
+            measure: row.measure.parse().ok()?,
+            subject: row.subject,
+            n: count(row.n),
+            failed: count(row.failed),
+        })
+    });
+    Ok(known.collect())
+}
+
+/// What became of the requests of all partners in each of the hours before the last two. Each hour
+/// of each measure is read by its key.
+pub async fn usual_outcomes(
+    connection: &mut PgConnection,
+    hours: i32,
+) -> Result<Vec<OutcomeCount>> {
+    use strum::IntoEnumIterator;
+    let measures = Measure::iter().filter(|one| one.is_outcome());
+    let measures: Vec<&str> = measures.map(Measure::as_str).collect();
+    let query = sqlx::query!(
+        r#"SELECT hours.at AS "at!", wanted.measure AS "measure!", sums.n AS "n!", sums.failed AS "failed!"
+           FROM (SELECT date_trunc('hour', now(), 'UTC') - nth * interval '1 hour' AS at
+                 FROM generate_series(2, $1::int) AS nth) hours
+           CROSS JOIN unnest($2::text[]) AS wanted (measure)
+           CROSS JOIN LATERAL (
+               SELECT coalesce(sum(n), 0)::bigint AS n, coalesce(sum(failed), 0)::bigint AS failed
+               FROM (SELECT n, failed FROM minutely
+                     WHERE span = 'hour' AND at = hours.at AND measure = wanted.measure LIMIT 1000) rows) sums"#,
+        hours,
+        &measures as &[&str],
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let known = rows.filter_map(|row| {
+        Some(OutcomeCount {
+            at: row.at,
+            measure: row.measure.parse().ok()?,
+            subject: String::new(),
+            n: count(row.n),
+            failed: count(row.failed),
+        })
+    });
+    Ok(known.collect())
+}
 
 /// What was counted in a time, by what is counted.
 pub type MeasureCounts = BTreeMap<Measure, Count>;

@@ -40,8 +40,8 @@ optional; what they would show is a warning without them, until --without leaves
 checked if OIDC_ISSUER is set: give the doctor all OIDC_… settings of the console. The metrics of CloudNativePG's
 pod are such a file, too: kubectl get --raw /api/v1/namespaces/esim/pods/esim-db-1:9187/proxy/metrics >db.prom
 
-Exit status: 0 everything is fine, 1 there are warnings, 2 there are faults (or arguments or settings are wrong). --json
-prints {\"state\":…,\"lines\":[{\"state\":…,\"area\":…,\"check\":…,\"found\":…,\"remedy\":…,\"see\":…}]}.";
+Exit status: 0 everything is fine or ends by itself, 1 there are warnings, 2 there are faults (or arguments or settings
+are wrong). --json prints {\"state\":…,\"lines\":[{\"state\":…,\"area\":…,\"check\":…,\"found\":…,\"remedy\":…,\"see\":…}]}.";
 
 /// Runs all checks, prints their lines and returns the exit status.
 pub async fn run(command: &DoctorArgs, console: &Console) -> anyhow::Result<u8> {
@@ -109,8 +109,15 @@ fn print(command: &DoctorArgs, console: &Console, lines: &[Line]) -> anyhow::Res
                 let lines = lines.iter().filter(|line| line.state == state).count();
                 i64::try_from(lines).unwrap_or(i64::MAX)
             };
+            let mends = match count(State::Mends) {
+                0 => String::new(),
+                number => {
+                    let ends = counted(number, "ends by itself", "end by themselves");
+                    format!("{ends}, ")
+                }
+            };
             text.push(format!(
-                "{} fine, {}, {}",
+                "{} fine, {mends}{}, {}",
                 count(State::Fine),
                 counted(count(State::Warning), "warning", "warnings"),
                 counted(count(State::Fault), "fault", "faults"),
@@ -118,7 +125,11 @@ fn print(command: &DoctorArgs, console: &Console, lines: &[Line]) -> anyhow::Res
             text.join("\n")
         })?;
     }
-    Ok(worst as u8)
+    Ok(match worst {
+        State::Fine | State::Mends => 0,
+        State::Warning => 1,
+        State::Fault => 2,
+    })
 }
 
 #[cfg(test)]

@@ -99,6 +99,7 @@ fn findings_json(report: &HealthReport) -> Value {
     };
     json!({
         "verdict": report.verdict(),
+        "orders": report.orders,
         "needs_person": all(&mut report.needed()),
         "ends_by_itself": all(&mut report.mending()),
     })
@@ -123,10 +124,10 @@ fn findings(report: &HealthReport, width: Option<usize>) -> String {
 /// One finding, each part of it on lines of its own that fit the terminal. Commands are not
 /// wrapped, so that they can be copied.
 fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> String {
-    let state = match (told.needs_person, told.severity) {
-        (false, _) => "mends  ",
-        (true, Severity::Warning) => "warning",
-        (true, Severity::Fault) => "FAULT  ",
+    let state = match told.severity {
+        Severity::Mends => "mends  ",
+        Severity::Warning => "warning",
+        Severity::Fault => "FAULT  ",
     };
     let since = told.since.map(|since| {
         let ago = lasted((now - since).as_seconds_f64());
@@ -339,10 +340,12 @@ fn subject_row(
     let endpoint = endpoints
         .iter()
         .find(|one| one.endpoint_id.to_string() == *subject);
-    let of = endpoint.map_or_else(
-        || subject.clone(),
-        |one| format!("{} at {} ({subject})", one.name, one.host()),
-    );
+    let of = match endpoint {
+        // The first endpoint of a partner has its id.
+        Some(one) if measure.is_outcome() => one.name.clone(),
+        Some(one) => format!("{} at {} ({subject})", one.name, one.host()),
+        None => subject.clone(),
+    };
     [
         ("last 10 min", measure.as_str().to_owned()),
         ("of", if of.is_empty() { "-".to_owned() } else { of }),

@@ -119,6 +119,12 @@ impl Metrics {
         self.figures.took(Measure::Answered, "", took, failed);
     }
 
+    /// Counts a request that failed or was refused, of the partner whose access key it has.
+    pub(crate) fn outcome(&self, outcome: Measure, partner: Option<PartnerId>) {
+        let subject = partner.map_or_else(String::new, |partner| partner.to_string());
+        self.figures.count(outcome, &subject, 1);
+    }
+
     /// Counts units that the provider has rejected of an order that is carried out all the same.
     pub(crate) fn failed(&self, provider: &str, units: usize) {
         self.figures.count(Measure::Failed, provider, units);
@@ -126,9 +132,6 @@ impl Metrics {
 
     /// Counts a create-order request, and its units if it was accepted.
     pub(crate) fn order(&self, result: OrderResult, units: usize) {
-        if matches!(result, OrderResult::Refused | OrderResult::Unreachable) {
-            self.figures.count(Measure::Refused, "", 1);
-        }
         self.orders
             .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
         if matches!(result, OrderResult::Accepted) {

@@ -31,6 +31,7 @@ use runtime::{
     outage,
     sampler::Sampler,
 };
+use store::figures::Measure;
 use tracing::{Instrument, field};
 use uuid::Uuid;
 
@@ -38,7 +39,7 @@ use crate::{
     http::{
         codes::ErrorCode,
         connection::Connection,
-        error::{ErrorRecord, ReplacedStatus},
+        error::{ErrorRecord, HUNG_UP, ReplacedStatus},
         named::{self, NamedCode},
         refusals::{ExternalOrderId, RefusalAnswer, Refusals, RequestLine, RequestSender},
     },
@@ -180,17 +181,26 @@ impl Observer {
     }
 
     /// Records the error of a response, if it has one.
-    fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
-        let Some(ErrorRecord {
+    fn answered(
+        &self,
+        response: &Response,
+        request_id: &HeaderValue,
+        asked: &RequestLine,
+        peer: SocketAddr,
+    ) {
+        let Some(record) = response.extensions().get::<ErrorRecord>() else {
+            return;
+        };
+        let ErrorRecord {
             status,
             reason,
             cause,
             ..
-        }) = response.extensions().get()
-        else {
-            return;
-        };
+        } = record;
         let sender = response.extensions().get::<RequestSender>();
+        if let Some(outcome) = outcome(record, sender, asked) {
+            self.metrics.outcome(outcome, sender.map(|one| one.partner));
+        }
         let partner = sender.filter(|sender| sender.signed);
         let partner = partner.map(|sender| sender.partner);
         if *status != StatusCode::INTERNAL_SERVER_ERROR {
@@ -209,6 +219,35 @@ impl Observer {
             others,
             "answered with 500"
         );
+    }
+}
+
+/// What operators are told of a request that failed or was refused: each 401, and orders of known
+/// partners. A repeated order that is stored already has got through.
+fn outcome(
+    record: &ErrorRecord,
+    sender: Option<&RequestSender>,
+    asked: &RequestLine,
+) -> Option<Measure> {
+    let of_provider = [
+        ErrorCode::ProviderRejected,
+        ErrorCode::ProviderUnreachable,
+        ErrorCode::ProviderUnavailable,
+    ];
+    let names = |code: ErrorCode| record.errors.iter().any(|error| error.code == code);
+    if record.status == StatusCode::UNAUTHORIZED {
+        return Some(Measure::Denied);
+    }
+    if !asked.is_order() || !sender.is_some_and(|sender| sender.signed) {
+        return None;
+    }
+    match record.status.as_u16() {
+        500.. => Some(Measure::Errors),
+        429 => Some(Measure::Limited),
+        HUNG_UP => None,
+        _ if of_provider.into_iter().any(names) => Some(Measure::Refused),
+        _ if names(ErrorCode::ExternalOrderIdTaken) && record.errors.len() == 1 => None,
+        _ => Some(Measure::Invalid),
     }
 }
 
@@ -235,7 +274,7 @@ pub(crate) async fn observe(
     let status = instead.map_or(own, |ReplacedStatus(status)| status);
     observer.requests.end(&underway, Some(status));
     if instead.is_none() {
-        span.in_scope(|| observer.answered(&response, &id, connection.peer));
+        span.in_scope(|| observer.answered(&response, &id, &asked, connection.peer));
     }
     if let Some(ErrorRecord { errors, .. }) = response.extensions().get() {
         let codes = named::header(errors);

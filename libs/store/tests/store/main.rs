@@ -14,6 +14,7 @@
 //! - [`batches`]: the notifier's work that it does in batches.
 //! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
 //!   [`resends_of_operators`]: those of many partners.
+//! - [`answers`]: whether orders get through.
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`restart`]: a webhook that is sent again while it is pending.
@@ -43,6 +44,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod answers;
 mod archive;
 mod archived_tables;
 mod backup;

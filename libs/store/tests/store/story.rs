@@ -469,7 +469,7 @@ async fn what_takes_much_longer_than_before_is_found_with_since_when() {
             count.note(Some(took), false);
         }
         let figure = Figure {
-            minute: minute - ago,
+            at: minute - ago,
             measure: Measure::Bought,
             subject: "usimsa".to_owned(),
             count,

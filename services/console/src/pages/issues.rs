@@ -20,15 +20,20 @@ pub(crate) struct Issue {
     pub(crate) see: String,
 }
 
+/// How a severity is coloured.
+pub(crate) fn class_of(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Mends => "",
+        Severity::Warning => "warn",
+        Severity::Fault => "bad",
+    }
+}
+
 /// A finding as the pages show it.
 pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
     let told = one.told();
     Issue {
-        class: match (told.needs_person, told.severity) {
-            (false, _) => "",
-            (true, Severity::Warning) => "warn",
-            (true, Severity::Fault) => "bad",
-        },
+        class: class_of(told.severity),
         what: told.what,
         since: told.since.map(|at| times.clock(at)).unwrap_or_default(),
         ago: told.since.map(|at| times.ago(at)).unwrap_or_default(),
@@ -48,7 +53,11 @@ fn page_of(kind: &FindingKind) -> Option<String> {
             _ => "/needs".to_owned(),
         }),
         FindingKind::GiveBacksParked { .. } => Some("/needs".to_owned()),
-        FindingKind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
+        FindingKind::OrdersFail {
+            partner: Some(id), ..
+        } => Some(format!("/partners/{id}/refused")),
+        FindingKind::NoAddress { partner_id, .. } => Some(format!("/partners/{partner_id}")),
+        FindingKind::BreakerOpen { breaker, .. } => Some(format!("/providers#{}", breaker.name)),
         FindingKind::Slow {
             measure: Measure::Call | Measure::Bought,
             subject: provider,
@@ -66,6 +75,7 @@ fn page_of(kind: &FindingKind) -> Option<String> {
         | FindingKind::NotDurable { .. }
         | FindingKind::StandbyMissing
         | FindingKind::ClockOff { .. }
+        | FindingKind::OrdersFail { partner: None, .. }
         | FindingKind::Wraparound { .. }
         | FindingKind::ProcessesMissing { .. }
         | FindingKind::Unserved { .. }

@@ -8,7 +8,7 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::seen_at,
     give_backs,
-    health::{self, Finding, FindingKind, finding::Severity},
+    health::{self, Finding, FindingKind},
     placements,
 };
 use pg::PgConnection;
@@ -20,6 +20,7 @@ use crate::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
         give_backs as give_back_pages,
+        issues::class_of,
         partner_acts::told_form,
         providers::breaker_form,
         settle,
@@ -100,10 +101,7 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
     let told = one.told();
     let times = &session.times;
     let mut matter = Matter {
-        class: match told.severity {
-            Severity::Fault => "bad",
-            Severity::Warning => "warn",
-        },
+        class: class_of(told.severity),
         what: told.what,
         since: told
             .since
@@ -142,7 +140,16 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
             matter.link = may.then(|| (give_back_pages::path(provider), "Settle them …"));
             matter.leads = true;
         }
-        FindingKind::BreakerOpen { breaker } => {
+        FindingKind::OrdersFail {
+            partner: Some(id), ..
+        } => {
+            matter.link = Some((format!("/partners/{id}/refused"), "Its refused requests"));
+        }
+        FindingKind::NoAddress { partner_id, .. } => {
+            matter.see_them = Some(format!("/webhooks?partner={partner_id}&state=no_endpoint"));
+            matter.link = Some((format!("/partners/{partner_id}"), "Its partner"));
+        }
+        FindingKind::BreakerOpen { breaker, .. } => {
             matter.form = breaker_form(breaker, session, "/needs");
             matter.link = Some((format!("/providers#{}", breaker.name), "Its provider"));
         }

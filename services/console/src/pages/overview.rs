@@ -29,7 +29,7 @@ use crate::{
     pages::{
         acts::{self, partner_of},
         endpoints::{FailingEndpoints, failing},
-        issues::{Issue, issue},
+        issues::{Issue, class_of, issue},
     },
     pictures::{Chart, bars, lines},
     problem::Problem,
@@ -183,6 +183,7 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
                 ("Answered in", halves(count(Measure::Answered))),
                 ("Refused", n(Measure::Refused)),
                 ("Failed", failed(count(Measure::Answered))),
+                ("Denied (401)", n(Measure::Denied)),
             ],
         ),
         Step::Buy => (
@@ -215,6 +216,30 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
         ),
     };
     let life = report.stages.iter().find(|one| one.stage == stage);
+    let (class, badge, state) = state(step, look, life);
+    StepView {
+        name,
+        class,
+        badge,
+        state,
+        big,
+        of,
+        facts,
+        life: life.map(processes).unwrap_or_default(),
+        last: life
+            .and_then(|life| life.last)
+            .map(|last| times.ago(last.min(times.now)))
+            .unwrap_or_default(),
+    }
+}
+
+/// How a step does: its colour, that of its badge, and in words.
+fn state(
+    step: Step,
+    look: &SystemSnapshot,
+    life: Option<&StageProcesses>,
+) -> (&'static str, &'static str, &'static str) {
+    let report = &look.report;
     let is_dead = life.is_some_and(StageProcesses::is_dead);
     let is_missed = life.is_some_and(|life| life.missing > 0);
     let stopped = matches!(step, Step::Buy)
@@ -222,6 +247,12 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             .breakers
             .iter()
             .any(|one| one.state != BreakerState::Closed);
+    // Orders that fail at once never come to the steps behind the first one.
+    let fails = report.findings.iter().find(|one| match one.kind {
+        FindingKind::OrdersFail { partner, .. } => partner.is_none() && step == Step::Take,
+        FindingKind::DatabaseDown { .. } => true,
+        _ => false,
+    });
     let late = report.findings.iter().any(|one| match one.kind {
         FindingKind::PurchasesLate { .. } => step == Step::Buy,
         FindingKind::WebhooksLate { .. } => step == Step::Send,
@@ -236,30 +267,29 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
         },
         _ => false,
     });
-    let (class, badge, state) = if is_dead {
+    let done = match step {
+        Step::Take => Measure::Answered,
+        Step::Buy => Measure::Call,
+        Step::Get => Measure::Ready,
+        Step::Send => Measure::Attempt,
+    };
+    // That nothing was found is not enough to say that it works.
+    let is_idle = look.now.get(&done).is_none_or(|count| count.n == 0);
+    if is_dead {
         ("bad", "bad", "stopped")
+    } else if let Some(fails) = fails {
+        let class = class_of(fails.severity());
+        (class, class, "fails")
     } else if late {
         ("bad", "bad", "late")
     } else if is_missed || stopped {
         ("warn", "warn", "works in part")
     } else if slow {
         ("warn", "warn", "slow")
+    } else if is_idle {
+        ("", "note", "idle")
     } else {
         ("", "good", "works")
-    };
-    StepView {
-        name,
-        class,
-        badge,
-        state,
-        big,
-        of,
-        facts,
-        life: life.map(processes).unwrap_or_default(),
-        last: life
-            .and_then(|life| life.last)
-            .map(|last| times.ago(last.min(times.now)))
-            .unwrap_or_default(),
     }
 }
 
@@ -296,9 +326,11 @@ fn sentence(look: &SystemSnapshot) -> String {
     let (purchases, _) = report.waiting.sum(true);
     let (webhooks, _) = report.waiting.sum(false);
     let taken = if takes {
-        "Orders are taken and stored"
+        let told = report.orders.told();
+        let (first, rest) = told.split_at(1);
+        format!("{}{rest}", first.to_uppercase())
     } else {
-        "No order is taken"
+        "No order is taken".to_owned()
     };
     let are = |count: u64, one: &str, several: &str| match count {
         0 => None,
@@ -369,6 +401,8 @@ fn figures(
         "bad"
     } else if issues.iter().any(|one| one.class == "warn") {
         "warn"
+    } else if report.orders.answered == 0 {
+        "quiet"
     } else {
         "good"
     };

@@ -168,7 +168,7 @@ pub(crate) async fn show(
     let (look, _) = app.figures().look(app.database()).await?;
     let findings = look.report.findings.iter();
     let issues: Vec<Issue> = findings
-        .filter_map(|one| one.of(id))
+        .filter_map(|one| one.of(id, found.partner.environment == "live"))
         .map(|one| issue(&one, times))
         .collect();
     let failing = found.endpoints.iter().filter(|one| one.failures > 0);
@@ -182,13 +182,19 @@ pub(crate) async fn show(
                 "It is disabled: each of its requests gets a 401".to_owned()
             }
             0 if failing > 0 => "An endpoint fails, and is tried again by itself".to_owned(),
-            0 => "Nothing keeps its orders back".to_owned(),
+            // That nothing was found is not enough to say that it is well.
+            0 if found.day.orders() == 0 => {
+                "Nothing is known to keep its orders back, but none came in 24 hours".to_owned()
+            }
+            0 => well(&found),
             1 => "1 thing is to be known of it".to_owned(),
             several => format!("{several} things are to be known of it"),
         },
         class: if found.partner.disabled_at.is_some() || issues.iter().any(|one| one.class == "bad")
         {
             "bad"
+        } else if issues.is_empty() && failing == 0 && found.day.orders() == 0 {
+            "quiet"
         } else if issues.is_empty() && failing == 0 {
             "good"
         } else {
@@ -339,6 +345,22 @@ async fn read(
         day,
         orders: orders.collect(),
     }))
+}
+
+/// What a good verdict rests on.
+fn well(found: &Found) -> String {
+    let orders = counted(found.day.orders(), "order was", "orders were");
+    let mut tries = Count::default();
+    for count in found.attempts.values() {
+        tries.merge(count);
+    }
+    let taken = number(tries.n.saturating_sub(tries.failed));
+    let plus = if found.day.is_part() { "at least " } else { "" };
+    format!(
+        "Nothing keeps its orders back: in 24 hours {plus}{orders} stored, and {taken} of {} \
+         of webhooks were taken",
+        counted(tries.n, "try", "tries")
+    )
 }
 
 /// Which share of all tries was acknowledged.

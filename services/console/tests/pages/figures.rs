@@ -30,7 +30,7 @@ fn timed(
     let minute = now - now.rem_euclid(60) - hours * 3_600;
     let minute = time::OffsetDateTime::from_unix_timestamp(minute);
     Figure {
-        minute: minute.unwrap(),
+        at: minute.unwrap(),
         measure,
         subject,
         count,

@@ -551,7 +551,7 @@ async fn the_charts_have_their_values_as_csv() {
     count.note(Some(std::time::Duration::from_millis(120)), true);
     let now = runtime::clock::now();
     let figure = figures::Figure {
-        minute: now - time::Duration::seconds(now.unix_timestamp().rem_euclid(60)),
+        at: now - time::Duration::seconds(now.unix_timestamp().rem_euclid(60)),
         measure: figures::Measure::Answered,
         subject: String::new(),
         count,

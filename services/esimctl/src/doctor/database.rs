@@ -57,6 +57,13 @@ pub async fn check(
     synchronous(command, &session, lines);
     let usable = schema(&mut connection, lines).await;
     roles::own(&session, lines);
+    match server::find_room(&mut connection).await {
+        Ok(()) => lines.fine("room", "there is room to write on its disk"),
+        Err(error) => {
+            let why = error.to_string();
+            lines.finding(Finding::new(FindingKind::DatabaseDown { why }, None));
+        }
+    }
     match server::server(&mut connection).await {
         Ok(server) => state(command, &session, &server, lines),
         Err(error) => lines.fault(

@@ -37,6 +37,8 @@ pub enum Area {
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Fine,
+    /// Something is wrong that ends by itself. Nobody is needed.
+    Mends,
     /// Orders go on. Look at it today.
     Warning,
     /// Orders are refused, late or not safe, or soon will be.
@@ -70,6 +72,7 @@ impl Line {
     pub fn text(&self) -> String {
         let state = match self.state {
             State::Fine => "fine",
+            State::Mends => "mends",
             State::Warning => "warning",
             State::Fault => "FAULT",
         };
@@ -166,17 +169,18 @@ impl<'a> Lines<'a> {
     /// A line of what the health of the system has found.
     pub fn finding(&mut self, finding: Finding) {
         let told = finding.told();
-        let (_, check) = place(&finding.kind);
+        let (area, check) = place(&finding.kind);
         let remedy = match &told.command {
             Some(command) => format!("{}: `{command}`", told.remedy),
             None => told.remedy.into_owned(),
         };
         self.lines.push(Line {
             state: match told.severity {
+                Severity::Mends => State::Mends,
                 Severity::Warning => State::Warning,
                 Severity::Fault => State::Fault,
             },
-            area: self.area,
+            area,
             check,
             found: told.what,
             remedy: Some(remedy),
@@ -205,6 +209,26 @@ impl<'a> Lines<'a> {
             if !found.contains(check) {
                 self.fine(check, text.clone());
             }
+        }
+    }
+}
+
+/// The lines of what was found in these areas, unless a check of their own has found it already.
+pub fn others(
+    lines: &mut Vec<Line>,
+    findings: impl IntoIterator<Item = Finding>,
+    wanted: impl Fn(Area) -> bool,
+) {
+    for finding in findings {
+        let (area, _) = place(&finding.kind);
+        let is_other = !matches!(area, Area::Stages | Area::Work) && wanted(area);
+        let matter = finding.kind.matter();
+        let is_known = lines.iter().any(|line| {
+            let known = line.finding.as_ref();
+            known.is_some_and(|known| known.kind.matter() == matter)
+        });
+        if is_other && !is_known {
+            Lines::of(area, lines).finding(finding);
         }
     }
 }
@@ -241,6 +265,8 @@ fn place(kind: &FindingKind) -> (Area, &'static str) {
         Matter::Slow => (Area::Work, "speed"),
         Matter::Parked => (Area::Work, "parked"),
         Matter::GiveBacksParked => (Area::Work, "parked give-backs"),
+        Matter::OrdersFail => (Area::Work, "orders"),
+        Matter::NoAddress => (Area::Work, "webhooks without an address"),
         Matter::Exhausted => (Area::Work, "exhausted webhooks"),
         Matter::Paused | Matter::Blocked => (Area::Work, "endpoints"),
         Matter::LanesHeldBack => (Area::Work, "lanes"),

@@ -10,7 +10,7 @@ use store::proofs;
 
 use crate::doctor::{
     command::DoctorArgs,
-    line::{Area, Line, Lines},
+    line::{self, Area, Line, Lines},
 };
 
 /// The most parked purchases, and parked give-backs, that are read.
@@ -36,6 +36,10 @@ pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &
                 "docs/operations.md#databasedown",
             ),
         }
+    }
+    // What the pulses of the stages tell belongs to areas that are checked from here, too.
+    if let Ok(report) = report {
+        line::others(lines, report.findings, |area| command.wants(area));
     }
 }
 
@@ -99,6 +103,7 @@ fn work(report: &HealthReport, lines: &mut Lines<'_>) {
     let (purchases, _) = report.waiting.sum(true);
     let (webhooks, _) = report.waiting.sum(false);
     let fine = [
+        ("orders", report.orders.told()),
         (
             "breakers",
             format!("all {} are closed", report.breakers.len()),
@@ -109,6 +114,10 @@ fn work(report: &HealthReport, lines: &mut Lines<'_>) {
         ("parked", "no placement waits for a person".to_owned()),
         ("parked give-backs", "none waits for a person".to_owned()),
         ("due webhooks", format!("{webhooks} wait, none for long")),
+        (
+            "webhooks without an address",
+            "none waits for one".to_owned(),
+        ),
         ("exhausted webhooks", "there are none".to_owned()),
         ("endpoints", "none is blocked or paused".to_owned()),
         ("retention", "no row is past its term for long".to_owned()),

@@ -32,7 +32,7 @@ const MAX_CODES: usize = 20;
 
 /// What the metrics and the log call the status of a request whose client hung up before its end.
 /// HTTP has none for it, and proxies use this one.
-const HUNG_UP: u16 = 499;
+pub(crate) const HUNG_UP: u16 = 499;
 
 /// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
 /// holds the status of the replaced one, which the metrics record.

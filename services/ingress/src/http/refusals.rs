@@ -101,10 +101,15 @@ impl RequestLine {
         }
     }
 
+    /// Whether it creates an order.
+    pub(crate) fn is_order(&self) -> bool {
+        self.method == Method::POST && self.uri.path().ends_with("/orders")
+    }
+
     fn kind(&self, signed: bool) -> RefusedKind {
         if !signed {
             RefusedKind::Unsigned
-        } else if self.method == Method::POST && self.uri.path().ends_with("/orders") {
+        } else if self.is_order() {
             RefusedKind::Order
         } else {
             RefusedKind::Other

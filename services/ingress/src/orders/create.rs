@@ -90,7 +90,14 @@ pub(crate) async fn create_order(
     let (parts, body) = request.into_parts();
     let signed = match app.gate.authenticator.head(&parts).await {
         Ok(signed) => signed,
-        Err(error) => return error.into_response(),
+        Err(error) => {
+            let response = error.into_response();
+            // A 401 is no order, but one that could not be checked is lost like any other.
+            if response.status().is_server_error() {
+                app.metrics.answered(began.elapsed(), true);
+            }
+            return response;
+        }
     };
     let partner = &signed.partner;
     Span::current().record("partner.id", field::display(partner.id));

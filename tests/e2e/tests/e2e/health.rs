@@ -1,5 +1,5 @@
-//! One health: what `esimctl attention`, `esimctl status` and the console's first page say of a
-//! stage that dies with accepted work waiting, and of one that lives again.
+//! One health: what `esimctl attention`, `status`, `doctor` and the console's first page say of a
+//! stage that dies with accepted work waiting, of orders that all fail, and of what lives again.
 
 use crate::shop::{SOON, ids};
 use anyhow::{Context, Result, ensure};
@@ -379,4 +379,192 @@ async fn latencies_and_errors_are_read_from_postgresql_alone() {
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
+}
+
+/// A finding as one of the four views has it: how bad it is, and the exit status.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    attention: (String, i32),
+    status: String,
+    doctor: (String, i32),
+    page: String,
+}
+
+impl Seen {
+    /// What each of them has to say of a finding of this severity, if it is the worst one.
+    fn as_worst(severity: &str) -> Self {
+        let (doctor, class) = match severity {
+            "fault" => (2, "bad"),
+            "warning" => (1, "warn"),
+            _ => (0, ""),
+        };
+        let severity = severity.to_owned();
+        let needed = if severity == "mends" { 0 } else { 3 };
+        Self {
+            attention: (severity.clone(), needed),
+            status: severity.clone(),
+            doctor: (severity, doctor),
+            page: class.to_owned(),
+        }
+    }
+}
+
+/// The finding with these words in all four views, once all of them have it.
+async fn seen(stack: &Stack, console: &mut Console, words: &str) -> Result<Option<Seen>> {
+    let of = |view: &Value| {
+        let lists = ["needs_person", "ends_by_itself"];
+        let mut all = lists
+            .into_iter()
+            .filter_map(|list| view[list].as_array())
+            .flatten();
+        let found = all.find(|one| {
+            one["told"]["what"]
+                .as_str()
+                .is_some_and(|it| it.contains(words))
+        });
+        found.and_then(|one| Some(one["told"]["severity"].as_str()?.to_owned()))
+    };
+    let ((exit, attention), status, page) = views(stack, console).await?;
+    let doctor = [
+        "doctor",
+        "--without",
+        "keys,nats,names,openid,backup,database",
+    ];
+    let (code, doctor): (i32, Value) = stack.esimctl.run_allowing(&doctor, &[1, 2]).await?;
+    let lines = doctor["lines"].as_array().context("lines")?.iter();
+    let mut lines = lines.filter(|one| one["found"].as_str().is_some_and(|it| it.contains(words)));
+    let line = lines.next().and_then(|one| one["state"].as_str());
+    // The words stand behind the beginning of their item.
+    let shown = page.find(words).and_then(|at| {
+        let (_, item) = page[..at].rsplit_once("<li class=\"issue ")?;
+        item.split('"').next()
+    });
+    let (Some(attention), Some(status), Some(line), Some(shown)) =
+        (of(&attention), of(&status), line, shown)
+    else {
+        return Ok(None);
+    };
+    Ok(Some(Seen {
+        attention: (attention, exit),
+        status,
+        doctor: (line.to_owned(), code),
+        page: shown.trim().to_owned(),
+    }))
+}
+
+/// Waits until all four views name it, and compares how bad they call it.
+async fn seen_alike(
+    stack: &Stack,
+    console: &mut Console,
+    (words, severity): (&str, &str),
+) -> Result<()> {
+    let began = Instant::now();
+    let seen = wait::until(NAMED, words, async || seen(stack, console, words).await).await?;
+    println!("{words}: seen after {:?}", began.elapsed());
+    ensure!(seen == Seen::as_worst(severity), "{words}: {seen:?}");
+    Ok(())
+}
+
+/// Waits until `attention` says nothing of it any more.
+async fn mended_again(stack: &Stack, words: &str) -> Result<()> {
+    wait::until(NAMED, &format!("{words} to end"), async || {
+        let (_, attention): (_, Value) =
+            stack.esimctl.run_allowing(&["attention"], &[0, 3]).await?;
+        Ok((!attention.to_string().contains(words)).then_some(()))
+    })
+    .await
+}
+
+/// Each stage lives, and no order gets through: that is what partners feel.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_and_requests_that_all_fail_are_named_alike_everywhere() {
+    const REFUSED: &str = "are refused with a 422";
+    const DENIED: &str = "are answered with a 401";
+    let stack = Stack::start().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut console = Console::start(&stack, folder.path()).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    let refused = stack.option("refused").unwrap();
+    for _ in 0..10 {
+        let answer = shop.client.order(&fresh("refused"), &[(refused, 1)]).await;
+        assert_eq!(answer.unwrap().status, 422);
+    }
+    // All of them are orders of a test partner.
+    seen_alike(&stack, &mut console, (REFUSED, "warning"))
+        .await
+        .unwrap();
+    let partner = console
+        .get(&format!("/partners/{}", shop.partner.partner_id))
+        .await
+        .unwrap();
+    assert!(partner.contains(REFUSED), "{partner}");
+
+    let ready = stack.option("ready").unwrap().to_owned();
+    let mut all = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let bought = shop.buy(&fresh("good"), &ready, 1).await.unwrap();
+        all.extend(ids(&bought));
+    }
+    mended_again(&stack, REFUSED).await.unwrap();
+    shop.delivered(&all, SOON).await.unwrap();
+    let (exit, attention): (_, Value) = stack
+        .esimctl
+        .run_allowing(&["attention"], &[0, 3])
+        .await
+        .unwrap();
+    assert_eq!(exit, 0, "{attention}");
+    let verdict = attention["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("Everything works: 2"), "{verdict}");
+
+    // Another partner, none of whose requests has a valid signature.
+    let other = Shop::open(&stack).await.unwrap();
+    for _ in 0..10 {
+        let wrong = signing::SecretKey::from_bytes(vec![9; 32]).unwrap();
+        let request = other.client.post("{}").secret(wrong);
+        assert_eq!(request.send().await.unwrap().status, 401);
+    }
+    seen_alike(&stack, &mut console, (DENIED, "warning"))
+        .await
+        .unwrap();
+}
+
+/// A right of ingress is lost: it lives, reaches its database and has its pulse, and can store no
+/// order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_right_is_named_by_the_orders_that_fail() {
+    const FAIL: &str = "orders fail with a 5xx";
+    let stack = Stack::start().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut console = Console::start(&stack, folder.path()).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    shop.buy("before", &ready, 1).await.unwrap();
+    let role = url::Url::parse(&stack.database.url_of("ingress").unwrap()).unwrap();
+    let role = role.username().to_owned();
+    let mut database = stack.database.connect().await.unwrap();
+    let revoke = format!("REVOKE INSERT ON topups FROM {role}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(revoke))
+        .execute(&mut database)
+        .await
+        .unwrap();
+    for nth in 0..5 {
+        let answer = shop
+            .client
+            .order(&format!("lost-{nth}"), &[(ready.as_str(), 1)])
+            .await;
+        assert_eq!(answer.unwrap().status, 500);
+    }
+    seen_alike(&stack, &mut console, (FAIL, "fault"))
+        .await
+        .unwrap();
+    let grant = format!("GRANT INSERT ON topups TO {role}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grant))
+        .execute(&mut database)
+        .await
+        .unwrap();
+    for nth in 0..5 {
+        shop.buy(&format!("again-{nth}"), &ready, 1).await.unwrap();
+    }
+    mended_again(&stack, FAIL).await.unwrap();
 }

@@ -20,14 +20,16 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    answers::{self, OrdersLately},
     finding::{
-        AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, Severity,
+        AffectedEnvironment, BREAKER_LONG, Clock, DurabilitySetting, Finding, FindingKind, LATE,
         VERY_LATE,
     },
     session::{self, ExaminedSession},
     slow,
     stages::{self, Stage, StageProcesses},
     waiting::{self, WaitingQueue, WaitingWork},
+    webhooks,
 };
 use crate::{
     operator::{give_backs, placements, words::noun},
@@ -56,6 +58,8 @@ pub struct HealthReport {
     pub breakers: Vec<ProviderBreaker>,
     /// The endpoints of which something is to be known, as [`endpoints::noted`] reads them.
     pub endpoints: Vec<ListedEndpoint>,
+    /// What became of the orders of the last minutes, on which a good verdict rests.
+    pub orders: OrdersLately,
     /// What is wrong, the worst first.
     pub findings: Vec<Finding>,
 }
@@ -78,7 +82,11 @@ impl HealthReport {
             count => format!("{count} things {are}"),
         };
         match (self.needed().count(), self.mending().count()) {
-            (0, 0) => "Everything works.".to_owned(),
+            // That nothing was found is not enough to say that orders get through.
+            (0, 0) if self.orders.answered == 0 => {
+                format!("Nothing wrong shows, but {}.", self.orders.told())
+            }
+            (0, 0) => format!("Everything works: {}.", self.orders.told()),
             (0, mending) => format!(
                 "Nobody is needed; {}.",
                 things(mending, "ends by itself", "end by themselves")
@@ -105,6 +113,11 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
     let session = session::session(&mut *connection).await?;
     let server = server::server(&mut *connection).await?;
     of_server(&session, &server, &mut findings);
+    // Reading goes on when nothing can be written any more.
+    if let Err(error) = server::find_room(&mut *connection).await {
+        let why = error.to_string();
+        findings.push(Finding::new(FindingKind::DatabaseDown { why }, None));
+    }
     // How the server was set up is judged by the doctor: it does not change by night.
     findings.retain(|one| {
         !matches!(
@@ -119,7 +132,8 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
     of_stages(&stages, &waiting, &mut findings);
     of_nats(&stages, waiting.at, &mut findings);
     of_processes(&stages, &mut findings);
-    of_breakers(&breakers, &mut findings);
+    let orders = answers::find(&mut *connection, waiting.at, &mut findings).await?;
+    of_breakers(&breakers, waiting.at, &mut findings);
     // An option that is out of sale matters only while an order of it waits.
     let needed = backlogs.iter().filter(|one| one.on_sale || one.due > 0);
     let needed = needed.map(|one| one.provider.clone());
@@ -146,6 +160,14 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
     for endpoint in &endpoints {
         of_endpoint(endpoint, &paused, &mut findings);
     }
+    for one in webhooks::without_address(&mut *connection).await? {
+        let kind = FindingKind::NoAddress {
+            partner_id: one.partner_id,
+            name: one.name,
+            webhooks: one.webhooks,
+        };
+        findings.push(Finding::new(kind, Some(one.since)));
+    }
     let overdue = retention::backlog(&mut *connection).await?.overdue;
     let overdue = overdue.into_iter().max().unwrap_or_default();
     if overdue > RETENTION_LATE {
@@ -157,16 +179,19 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         ));
     }
     told(&mut *connection, &mut findings, waiting.at).await?;
-    // A stage that is dead comes first, whatever else there is: it explains the rest. A provider
-    // that denies our account comes before what concerns single orders and endpoints.
+    // A stage that is dead and a server that takes nothing come first, whatever else there is: they
+    // explain the rest. A provider that denies our account comes before what concerns single orders
+    // and endpoints.
     findings.sort_by_key(|one| {
-        let is_dead = matches!(one.kind, FindingKind::StageDead { .. });
-        let is_denied = matches!(&one.kind, FindingKind::BreakerOpen { breaker } if breaker.denied);
-        let mends = !one.needs_person();
+        let is_dead = matches!(
+            one.kind,
+            FindingKind::StageDead { .. } | FindingKind::DatabaseDown { .. }
+        );
+        let is_denied =
+            matches!(&one.kind, FindingKind::BreakerOpen { breaker, .. } if breaker.denied);
         (
             !is_dead,
-            mends,
-            one.severity() == Severity::Warning,
+            std::cmp::Reverse(one.severity()),
             !is_denied,
             one.kind.matter(),
         )
@@ -177,6 +202,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         waiting,
         breakers,
         endpoints,
+        orders,
         findings,
     })
 }
@@ -304,7 +330,7 @@ fn of_processes(stages: &[StageProcesses], findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
+fn of_breakers(breakers: &[ProviderBreaker], now: OffsetDateTime, findings: &mut Vec<Finding>) {
     let lost: Vec<&ProviderBreaker> = breakers.iter().filter(|one| one.lost_commits()).collect();
     if let Some(first) = lost.first() {
         let kind = FindingKind::CommitsLost {
@@ -318,8 +344,12 @@ fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
         .filter(|one| one.state != BreakerState::Closed && !one.lost_commits());
     findings.extend(open.map(|breaker| {
         let since = breaker.failing_since;
-        let breaker = breaker.clone();
-        Finding::new(FindingKind::BreakerOpen { breaker }, since)
+        let long = time::Duration::minutes(BREAKER_LONG);
+        let kind = FindingKind::BreakerOpen {
+            breaker: breaker.clone(),
+            is_long: since.is_some_and(|since| now - since >= long),
+        };
+        Finding::new(kind, since)
     }));
 }
 

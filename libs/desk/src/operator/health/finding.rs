@@ -28,10 +28,12 @@ pub struct Finding {
     pub told_at: Option<OffsetDateTime>,
 }
 
-/// How bad it is.
+/// How bad it is. Every view and every exit status follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
+    /// It ends by itself, or somebody has decided it. Nobody is needed.
+    Mends,
     /// Orders go on. Somebody looks at it today.
     Warning,
     /// Orders are refused, late or not safe, or soon will be.
@@ -44,6 +46,62 @@ pub enum Severity {
 pub enum AffectedEnvironment {
     Live,
     Sandbox,
+}
+
+/// How requests fail.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    strum::EnumIter,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum FailureKind {
+    /// Orders get a 5xx.
+    Errors,
+    /// Requests get a 401.
+    Denied,
+    /// Orders get a 422, because the provider rejects them or cannot be reached.
+    Refused,
+    /// Orders get another 4xx for what is in them.
+    Invalid,
+    /// Orders get a 429.
+    Limited,
+}
+
+impl FailureKind {
+    pub const ALL: [Self; 5] = [
+        Self::Errors,
+        Self::Denied,
+        Self::Refused,
+        Self::Invalid,
+        Self::Limited,
+    ];
+
+    pub(super) fn measure(self) -> Measure {
+        match self {
+            Self::Errors => Measure::Errors,
+            Self::Denied => Measure::Denied,
+            Self::Refused => Measure::Refused,
+            Self::Invalid => Measure::Invalid,
+            Self::Limited => Measure::Limited,
+        }
+    }
+}
+
+/// A partner that feels it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailingPartner {
+    pub partner_id: Uuid,
+    pub name: String,
+    pub is_live: bool,
 }
 
 /// Whose clock is wrong.
@@ -116,6 +174,22 @@ pub enum FindingKind {
     StandbyMissing,
     /// A clock differs from that of the machine that looks, or from PostgreSQL's.
     ClockOff { of: Clock, ahead: f64 },
+    /// Requests are not answered as they should be, of all partners or of one.
+    OrdersFail {
+        how: FailureKind,
+        /// The only partner that it is about; `None` if it is about all.
+        partner: Option<Uuid>,
+        /// Whether none gets through.
+        everything: bool,
+        /// How many of the newest requests failed, of how many, and when the last one did.
+        failed: u64,
+        all: u64,
+        #[serde(with = "time::serde::rfc3339")]
+        last: OffsetDateTime,
+        /// Who feels it, as far as that is known, and how many more partners there may be.
+        partners: Vec<FailingPartner>,
+        others: usize,
+    },
     /// PostgreSQL will refuse every write when its transaction ids are used up.
     Wraparound { age: u64 },
     /// Some processes of a stage died, and others run.
@@ -163,13 +237,23 @@ pub enum FindingKind {
         provider: String,
         give_backs: Vec<give_backs::ListedGiveBack>,
     },
+    /// Webhooks of a partner have no endpoint with an address, so they wait.
+    NoAddress {
+        partner_id: Uuid,
+        name: String,
+        webhooks: u64,
+    },
     /// Webhooks to an endpoint have used up their retries.
     Exhausted { endpoint: Box<ListedEndpoint> },
     /// Somebody has paused an endpoint.
     Paused { endpoint: Box<ListedEndpoint> },
     /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the
     /// provider denies our account.
-    BreakerOpen { breaker: ProviderBreaker },
+    BreakerOpen {
+        breaker: ProviderBreaker,
+        /// Whether it has been open for as long as the alert waits, so that somebody should ask.
+        is_long: bool,
+    },
     /// Purchases of some products are held back until look-ups have settled others.
     LanesHeldBack {
         provider: String,
@@ -211,6 +295,9 @@ pub enum FindingKind {
     DiskFilling { volume: String, percent: f64 },
 }
 
+/// A breaker that has been open for so many minutes is no short failure any more. As in the alert
+/// `ProviderBreakerOpen`.
+pub const BREAKER_LONG: i64 = 5;
 /// From these ages in seconds on, work is late, and needs a person although its cause may be known.
 pub const LATE: f64 = 60.0;
 pub const VERY_LATE: f64 = 900.0;
@@ -232,10 +319,11 @@ impl Finding {
         }
     }
 
-    /// What of it is about this partner; `None` if nothing is. Whoever looks at one partner is not
-    /// told how many purchases of others are on hold, too.
+    /// What of it is about this partner; `None` if nothing is. What keeps the orders or webhooks of
+    /// all partners of its environment back is about it, too. Whoever looks at one partner is not
+    /// told how many purchases of others are on hold.
     #[must_use]
-    pub fn of(&self, partner: PartnerId) -> Option<Self> {
+    pub fn of(&self, partner: PartnerId, is_live: bool) -> Option<Self> {
         let (kind, since) = match &self.kind {
             FindingKind::Parked {
                 provider,
@@ -277,6 +365,15 @@ impl Finding {
             {
                 (self.kind.clone(), self.since)
             }
+            FindingKind::OrdersFail {
+                partner: Some(of), ..
+            }
+            | FindingKind::NoAddress { partner_id: of, .. }
+                if *of == partner.uuid() =>
+            {
+                (self.kind.clone(), self.since)
+            }
+            kind if kind.keeps_back(is_live) => (kind.clone(), self.since),
             _ => return None,
         };
         Some(Self {
@@ -287,11 +384,15 @@ impl Finding {
     }
 
     pub fn severity(&self) -> Severity {
-        self.kind.severity()
+        if self.told_at.is_none() && self.kind.needs_person() {
+            self.kind.severity()
+        } else {
+            Severity::Mends
+        }
     }
 
     pub fn needs_person(&self) -> bool {
-        self.told_at.is_none() && self.kind.needs_person()
+        self.severity() != Severity::Mends
     }
 }
 
@@ -308,7 +409,57 @@ impl FindingKind {
         }
     }
 
-    pub fn severity(&self) -> Severity {
+    /// Whether it keeps back the orders or webhooks of all partners with real orders, or of all
+    /// test partners.
+    fn keeps_back(&self, is_live: bool) -> bool {
+        match self {
+            Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
+            | Self::CommitsLost { .. }
+            | Self::OnStandby
+            | Self::StandbyMissing
+            | Self::NotSynchronous
+            | Self::ConnectionsFew { .. } => true,
+            Self::OrdersFail { partner, .. } => partner.is_none(),
+            Self::ClockOff { ahead, .. } => ahead.abs() > SKEW_AT_START,
+            Self::Wraparound { age } => *age >= XID_CRITICAL,
+            Self::BreakerOpen { breaker, .. } => {
+                (breaker.name != super::waiting::SANDBOX) == is_live
+            }
+            Self::PurchasesLate { provider, .. } | Self::LanesHeldBack { provider, .. } => {
+                (provider != super::waiting::SANDBOX) == is_live
+            }
+            Self::WebhooksLate { environment, .. } => {
+                (*environment == AffectedEnvironment::Live) == is_live
+            }
+            Self::Unserved { .. } | Self::Slow { .. } => is_live,
+            Self::NotDurable { .. }
+            | Self::ProcessesMissing { .. }
+            | Self::Parked { .. }
+            | Self::GiveBacksParked { .. }
+            | Self::NoAddress { .. }
+            | Self::Exhausted { .. }
+            | Self::Paused { .. }
+            | Self::Blocked { .. }
+            | Self::StandbyLags { .. }
+            | Self::LongTransaction { .. }
+            | Self::NotArchived
+            | Self::ArchiveLags { .. }
+            | Self::RetentionBehind { .. }
+            | Self::NatsDown { .. }
+            | Self::NatsRefuses { .. }
+            | Self::StreamMissing { .. }
+            | Self::ReplicasMissing { .. }
+            | Self::ConsumerMissing { .. }
+            | Self::DeadMessages { .. }
+            | Self::BackupOld { .. }
+            | Self::DrillOld { .. }
+            | Self::DiskFilling { .. } => false,
+        }
+    }
+
+    /// How bad it is if somebody is needed. [`Finding::severity`] is what the views show.
+    fn severity(&self) -> Severity {
         let is_fault = match self {
             Self::StageDead { .. }
             | Self::DatabaseDown { .. }
@@ -330,10 +481,22 @@ impl FindingKind {
                 oldest,
                 ..
             } => *oldest >= VERY_LATE && *environment == AffectedEnvironment::Live,
-            Self::BreakerOpen { breaker } => {
-                breaker.state == store::providers::BreakerState::Open
-                    && breaker.name != super::waiting::SANDBOX
-            }
+            Self::BreakerOpen { breaker, .. } => breaker.name != super::waiting::SANDBOX,
+            Self::OrdersFail {
+                how,
+                partner,
+                everything,
+                partners,
+                ..
+            } => match how {
+                FailureKind::Errors => true,
+                // Without a known partner, nobody knows that they are test partners.
+                FailureKind::Refused | FailureKind::Denied => {
+                    let is_felt = partners.is_empty() || partners.iter().any(|one| one.is_live);
+                    *everything && partner.is_none() && is_felt
+                }
+                FailureKind::Invalid | FailureKind::Limited => false,
+            },
             Self::BackupOld { hours } => hours.is_none_or(|hours| hours > BACKUP_VERY_OLD),
             Self::DiskFilling { percent, .. } => *percent < DISK_FULL,
             Self::ProcessesMissing { .. }
@@ -341,6 +504,7 @@ impl FindingKind {
             | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
+            | Self::NoAddress { .. }
             | Self::Exhausted { .. }
             | Self::Paused { .. }
             | Self::LanesHeldBack { .. }
@@ -365,10 +529,13 @@ impl FindingKind {
 
     /// Whether somebody has to do something. What mends itself asks for nobody, and neither does a
     /// pause that the partner has set and can end. A provider that denies our account is tested,
-    /// too, but no test mends a key.
-    pub fn needs_person(&self) -> bool {
+    /// too, but no test mends a key; and one that has failed for long is to be asked.
+    fn needs_person(&self) -> bool {
         match self {
-            Self::BreakerOpen { breaker } => breaker.denied,
+            Self::BreakerOpen { breaker, is_long } => {
+                let is_real = breaker.name != super::waiting::SANDBOX;
+                breaker.denied || (*is_long && is_real && !breaker.opened_by_operator())
+            }
             Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
             Self::Paused { endpoint } => endpoint.state != EndpointState::PausedByPartner,
             Self::StageDead { .. }
@@ -378,6 +545,7 @@ impl FindingKind {
             | Self::NotDurable { .. }
             | Self::StandbyMissing
             | Self::ClockOff { .. }
+            | Self::OrdersFail { .. }
             | Self::Wraparound { .. }
             | Self::ProcessesMissing { .. }
             | Self::Unserved { .. }
@@ -386,6 +554,7 @@ impl FindingKind {
             | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
+            | Self::NoAddress { .. }
             | Self::Exhausted { .. }
             | Self::ConnectionsFew { .. }
             | Self::StandbyLags { .. }
@@ -428,6 +597,12 @@ impl FindingKind {
             } => usize::from(*oldest >= VERY_LATE && *environment == AffectedEnvironment::Live),
             Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
             Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
+            Self::OrdersFail { how, .. } => match how {
+                FailureKind::Errors => 0,
+                FailureKind::Refused => 1,
+                FailureKind::Denied => 2,
+                FailureKind::Invalid | FailureKind::Limited => return None,
+            },
             _ => 0,
         };
         alerts.get(nth).copied()
@@ -440,6 +615,7 @@ impl FindingKind {
             (None, Self::OnStandby) => "failover-of-postgresql".to_owned(),
             (None, Self::NotDurable { .. }) => "commitslost".to_owned(),
             (None, Self::NotArchived) => "back-up-and-restore".to_owned(),
+            (None, Self::OrdersFail { .. }) => "ordersrefused".to_owned(),
             (None, _) => "endpointsblocked".to_owned(),
         };
         format!("docs/operations.md#{section}")
@@ -465,6 +641,7 @@ impl Matter {
             }
             Self::StandbyMissing => &["StandbyMissing"],
             Self::ClockOff => &[pg::down::CLOCK_ALERT],
+            Self::OrdersFail => &["IngressErrors", "OrdersRefused", "AuthFailures"],
             Self::Wraparound => &["XidAgeHigh", "XidAgeCritical"],
             Self::ProcessesMissing => &["InstanceDown"],
             Self::Unserved => &["UnservedProvider"],
@@ -473,6 +650,9 @@ impl Matter {
             Self::Slow => &["IngressSlow", "SlowerThanBefore"],
             Self::Parked => &["PlacementsParked"],
             Self::GiveBacksParked => &["GiveBacksParked"],
+            Self::NoAddress => {
+                return Err("no metric counts webhooks by partner; the partner has to set a URL");
+            }
             Self::Exhausted => &["DeliveriesExhausted"],
             Self::Paused => return Err("somebody has decided it, so nobody has to be alarmed"),
             Self::BreakerOpen => &["ProviderBreakerOpen"],
@@ -511,17 +691,11 @@ mod tests {
     use super::*;
 
     /// Alerts for which there is no finding, and why.
-    const ONLY_ALERTS: [(&str, &str); 15] = [
-        ("IngressErrors", "a rate of responses, which no row shows"),
+    const ONLY_ALERTS: [(&str, &str); 12] = [
         (
             "IngressOverloaded",
             "a rate of responses, which no row shows",
         ),
-        (
-            "AuthFailures",
-            "requests that are refused are not stored by their rate",
-        ),
-        ("OrdersRefused", "a share of orders in ten minutes"),
         ("NoOrders", "silence compared with the day before"),
         (
             "BacklogGrows",

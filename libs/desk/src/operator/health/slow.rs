@@ -82,9 +82,14 @@ pub(super) fn took_of(measure: Measure, subject: &str) -> String {
         Measure::Attempt => "webhook requests are slow".to_owned(),
         Measure::Delivered => "deliveries are slow, since their orders".to_owned(),
         // These are counts, and have no duration.
-        Measure::Refused | Measure::Failed | Measure::Parked | Measure::Exhausted => {
-            format!("{} are slow", measure.as_str())
-        }
+        Measure::Refused
+        | Measure::Errors
+        | Measure::Invalid
+        | Measure::Limited
+        | Measure::Denied
+        | Measure::Failed
+        | Measure::Parked
+        | Measure::Exhausted => format!("{} are slow", measure.as_str()),
     }
 }
 

@@ -13,7 +13,7 @@ use store::{
 use time::OffsetDateTime;
 
 use super::{
-    finding::{AffectedEnvironment, Clock, Finding, FindingKind, Severity},
+    finding::{AffectedEnvironment, Clock, FailureKind, Finding, FindingKind, Severity},
     phrases::{named, times, wait, whose},
     slow::took_of,
     stages::Stage,
@@ -147,6 +147,49 @@ impl FindingKind {
                     down::clock(&whose, *ahead, compared)
                 )
             }
+            Self::OrdersFail {
+                how,
+                partner,
+                everything,
+                failed,
+                all,
+                last,
+                partners,
+                others,
+            } => {
+                let which = if *everything {
+                    format!("all {all} of the newest")
+                } else {
+                    format!("{failed} of the newest {all}")
+                };
+                let names: Vec<String> = partners.iter().map(|one| one.name.clone()).collect();
+                let (of, felt) = match (partner, &names[..]) {
+                    (_, []) => (String::new(), String::new()),
+                    (Some(_), [name, ..]) => (format!(" of {name}"), String::new()),
+                    (None, names) if *others > 0 => {
+                        let in_all = names.len().saturating_add(*others);
+                        (String::new(), format!("; {in_all} partners feel it"))
+                    }
+                    (None, names) => (String::new(), format!("; felt by {}", named(names))),
+                };
+                format!(
+                    "{}{of} {}: {which}{felt}, the last one at {}",
+                    if *how == FailureKind::Denied { "requests" } else { "orders" },
+                    match how {
+                        FailureKind::Errors => "fail with a 5xx",
+                        FailureKind::Denied if names.is_empty() => {
+                            "without an access key that we know are answered with a 401"
+                        }
+                        FailureKind::Denied => "are answered with a 401",
+                        FailureKind::Refused => {
+                            "are refused with a 422, because the provider rejects them or cannot be reached"
+                        }
+                        FailureKind::Invalid => "are refused with a 4xx for what is in them",
+                        FailureKind::Limited => "are refused with a 429, because they are above a limit",
+                    },
+                    minute(*last)
+                )
+            }
             Self::Wraparound { age } => format!(
                 "the oldest row is {age} transactions old; PostgreSQL stops all writes near 2 billion"
             ),
@@ -247,6 +290,11 @@ impl FindingKind {
                 ),
                 several => format!("{} give-backs to {provider} are on hold", several.len()),
             },
+            Self::NoAddress { name, webhooks, .. } => format!(
+                "{} of {name} {} for an address: {name} has set no URL for them",
+                times(*webhooks, "webhook", "webhooks"),
+                noun(*webhooks, "waits", "wait"),
+            ),
             Self::Exhausted { endpoint } => format!(
                 "{} to {} {} given up after the last retry",
                 counted(endpoint.exhausted, "webhook", "webhooks"),
@@ -263,7 +311,7 @@ impl FindingKind {
                 whose(endpoint),
                 wait(endpoint)
             ),
-            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => format!(
+            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => format!(
                 "an operator has stopped buying at {}{}: {}",
                 breaker.name,
                 breaker
@@ -272,12 +320,12 @@ impl FindingKind {
                     .unwrap_or_default(),
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
-            Self::BreakerOpen { breaker } if breaker.denied => format!(
+            Self::BreakerOpen { breaker, .. } if breaker.denied => format!(
                 "{} denies our account, so nothing is bought there: {}",
                 breaker.name,
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
-            Self::BreakerOpen { breaker } => format!(
+            Self::BreakerOpen { breaker, .. } => format!(
                 "{}: {}",
                 match breaker.state {
                     // While a test is under way it is open.
@@ -366,7 +414,7 @@ impl FindingKind {
     pub fn felt(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::StageDead { stage, .. } => match stage {
-                Stage::Ingress => "No partner can order: requests get no response.",
+                Stage::Ingress => "No partner can order: requests get no response, or a 5xx.",
                 Stage::Provisioner => "Nothing is bought. Orders that were accepted wait.",
                 Stage::Notifier => "No partner gets a webhook until one runs again.",
             },
@@ -402,11 +450,27 @@ impl FindingKind {
             Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
             Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
             Self::GiveBacksParked { .. } => "Partners wait for the answer to their give-backs.",
-            Self::Exhausted { .. } => "The partner does not know of these eSIMs, unless it asks.",
+            Self::OrdersFail { how, .. } => match how {
+                FailureKind::Errors => {
+                    "The partners whose orders fail. They repeat them under the same id, and nothing is bought twice."
+                }
+                FailureKind::Denied => {
+                    "Whoever sends these requests: nothing of them is stored, and no repeat helps."
+                }
+                FailureKind::Refused | FailureKind::Invalid => {
+                    "The partners whose orders are refused. Nothing is bought for these."
+                }
+                FailureKind::Limited => {
+                    "The partner, which has to send these orders again, more slowly."
+                }
+            },
+            Self::NoAddress { .. } | Self::Exhausted { .. } => {
+                "The partner does not know of these eSIMs, unless it asks."
+            }
             Self::Paused { .. } | Self::Blocked { .. } => {
                 "This partner gets no webhooks there. No retry is used up."
             }
-            Self::BreakerOpen { .. } => "Orders for it wait. Nothing is lost.",
+            Self::BreakerOpen { .. } => "Orders for it wait or are refused. Nothing is lost.",
             Self::LanesHeldBack { .. } => "Orders of these products wait.",
             Self::ConnectionsFew { .. } => "Nobody yet. Without connections, orders get a 500.",
             Self::StandbyLags { .. } => "Nobody. A failover would have to wait for it.",
@@ -482,25 +546,54 @@ impl FindingKind {
             Self::GiveBacksParked { .. } => {
                 "look each eSIM up at the provider, then record the outcome"
             }
+            Self::OrdersFail { how, partner, .. } => match (how, partner) {
+                (FailureKind::Errors, _) => {
+                    "read in the log of ingress why (`answered with 500`): nearly always PostgreSQL does not take the order, because it is down, its disk is full or a right is missing; a 503 is a limit of ours"
+                }
+                (FailureKind::Denied, Some(_)) => {
+                    "ask the partner whether its keys or its clock have changed; the list of its refused requests says which check fails"
+                }
+                (FailureKind::Denied, None) => {
+                    "see whether the clocks of our machines are right, and whether the proxy passes the headers and the path on as they came"
+                }
+                (FailureKind::Refused, _) => {
+                    "read the reasons; if an option is sold out, take it out of sale, and if the provider cannot be reached, ask it"
+                }
+                (FailureKind::Invalid, Some(_)) => {
+                    "see in the list of its refused requests what is wrong with them, and tell the partner"
+                }
+                (FailureKind::Invalid, None) => {
+                    "see in the refused requests of these partners what is wrong with them: options that were taken out of sale, or a change of ours"
+                }
+                (FailureKind::Limited, _) => {
+                    "ask the partner whether it means to send so many; if so, raise its limits"
+                }
+            },
+            Self::NoAddress { .. } => {
+                "tell the partner to set the URL for its webhooks; they are then sent by themselves"
+            }
             Self::Exhausted { .. } => "when the endpoint works again, send them again",
             Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => {
                 "nothing: the partner ends it; ask the partner before you resume it"
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",
-            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
-                "nothing: from that time on a provisioner tests it with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
+            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => {
+                "nothing: from that time on a running provisioner tests it with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
             }
-            Self::BreakerOpen { breaker } if breaker.denied => {
+            Self::BreakerOpen { breaker, .. } if breaker.denied => {
                 "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits"
             }
-            Self::BreakerOpen { breaker } => {
+            Self::BreakerOpen { is_long: true, .. } => {
+                "ask the provider what is wrong; once it responds, a provisioner finds that with the next order that waits, and buys again by itself"
+            }
+            Self::BreakerOpen { breaker, .. } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
-                        "nothing: from {} on a provisioner tests it with the next order that waits, and buys again when the provider responds",
+                        "nothing: from {} on a running provisioner tests it with the next order that waits, and buys again when the provider responds",
                         minute(until)
                     ),
                     None => {
-                        "nothing: a provisioner tests it, and buys again when the provider responds"
+                        "nothing: a running provisioner tests it, and buys again when the provider responds"
                             .to_owned()
                     }
                 });
@@ -560,11 +653,23 @@ impl FindingKind {
                 "curl -sS -m 5 \"${}_ADMIN_URL/readyz\"",
                 stage.as_str().to_uppercase()
             )),
-            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
+            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => {
                 Some(format!("esimctl provider close {}", breaker.name))
             }
-            Self::BreakerOpen { breaker } if breaker.denied => {
+            Self::BreakerOpen { breaker, .. } if breaker.denied => {
                 Some(format!("esimctl provider check {}", breaker.name))
+            }
+            Self::OrdersFail { how, partner, .. } => match (how, partner) {
+                (FailureKind::Refused, _) => {
+                    Some("esimctl placement list --state refused".to_owned())
+                }
+                (FailureKind::Denied | FailureKind::Invalid | FailureKind::Limited, Some(id)) => {
+                    Some(format!("esimctl partner show {id} --refused"))
+                }
+                _ => None,
+            },
+            Self::NoAddress { partner_id, .. } => {
+                Some(format!("esimctl partner show {partner_id}"))
             }
             Self::CommitsLost { .. } => Some("esimctl recover".to_owned()),
             Self::Parked { purchases, .. } => {
@@ -670,7 +775,14 @@ mod tests {
             balance: None,
             balance_at: None,
         };
-        let told = Finding::new(FindingKind::BreakerOpen { breaker }, Some(at)).told();
+        let told = Finding::new(
+            FindingKind::BreakerOpen {
+                breaker,
+                is_long: false,
+            },
+            Some(at),
+        )
+        .told();
         assert_eq!(
             told.what,
             "buying at usimsa has stopped, and its test is due: it answers 500"
@@ -681,5 +793,39 @@ mod tests {
             !text.contains("is tested") && !text.contains("tests itself"),
             "{text}"
         );
+    }
+
+    /// A breaker that is tested is open and half open by turns, which is no change for anybody.
+    #[test]
+    fn a_breaker_needs_somebody_once_the_alert_fires_whatever_its_tests_do() {
+        let at = datetime!(2026-11-28 12:00 UTC);
+        for state in [BreakerState::Open, BreakerState::HalfOpen] {
+            for (name, is_long, severity) in [
+                ("usimsa", false, Severity::Mends),
+                ("usimsa", true, Severity::Fault),
+                (SANDBOX, true, Severity::Mends),
+            ] {
+                let breaker = ProviderBreaker {
+                    name: name.to_owned(),
+                    state,
+                    open_until: Some(at),
+                    reason: Some("it answers 500".to_owned()),
+                    openings: 1,
+                    version: 2,
+                    changed_at: at,
+                    failing_since: Some(at),
+                    denied: false,
+                    balance: None,
+                    balance_at: None,
+                };
+                let kind = FindingKind::BreakerOpen { breaker, is_long };
+                let mut finding = Finding::new(kind, Some(at));
+                assert_eq!(finding.severity(), severity, "{state:?} {name} {is_long}");
+                let needed = severity != Severity::Mends;
+                assert_eq!(finding.told().needs_person, needed);
+                finding.told_at = Some(at);
+                assert_eq!(finding.severity(), Severity::Mends);
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pg::{Result, age, count};
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// The maximum number of endpoints that are looked at.
@@ -115,6 +116,36 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<EndpointQueue>> 
         oldest: age(row.oldest),
     });
     Ok(queues.collect())
+}
+
+/// A partner whose webhooks wait, because their endpoint has no address.
+#[derive(Clone, Debug)]
+pub struct WithoutAddress {
+    pub partner_id: Uuid,
+    pub name: String,
+    pub webhooks: u64,
+    pub since: OffsetDateTime,
+}
+
+/// The partners with webhooks that wait for an address, among the first 10,000 such webhooks.
+pub async fn without_address(connection: &mut PgConnection) -> Result<Vec<WithoutAddress>> {
+    let query = sqlx::query!(
+        r#"SELECT waiting.partner_id AS "partner_id!", p.name, waiting.webhooks AS "webhooks!", waiting.since AS "since!"
+           FROM (SELECT partner_id, count(*) AS webhooks, min(at) AS since
+                 FROM (SELECT partner_id, at FROM held
+                       WHERE state = 'no_endpoint' ORDER BY provider, at LIMIT 10000) rows
+                 GROUP BY partner_id) waiting
+           JOIN partners p ON p.partner_id = waiting.partner_id
+           ORDER BY waiting.since LIMIT 100"#,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let partners = rows.map(|row| WithoutAddress {
+        partner_id: row.partner_id,
+        name: row.name,
+        webhooks: count(row.webhooks),
+        since: row.since,
+    });
+    Ok(partners.collect())
 }
 
 /// The state of all webhooks and endpoints, for metrics.
