@@ -42,6 +42,10 @@ OUTAGES = {
         "OrdersRefused ProvisionerFarBehind,provider=other ProvisionerBehind,provider=other",
         "ProviderBreakerOpen,provider=usimsa ProvisionerFarBehind,provider=other",
     ),
+    "all orders are refused": (
+        "NothingGetsThrough OrdersRefused AuthFailures NoOrders",
+        "NothingGetsThrough",
+    ),
     "webhooks do not get out": (
         "WebhooksFail EndpointsBlocked NotifierBehind NotifierFarBehind WebhooksBudgetBurns "
         "WebhooksBudgetBurnsSlowly",

@@ -21,6 +21,8 @@ pub const CLOCK_REMEDY: &str =
     "synchronise the clocks of all machines (NTP); no stage works at a difference of 30 s";
 /// The difference in seconds at which nothing works.
 pub const CLOCK_FAULT: f64 = 30.0;
+/// The difference at which the alert fires, so that somebody mends it before that.
+pub const CLOCK_GRAVE: f64 = 10.0;
 
 /// Why a program cannot use the server.
 #[derive(Clone, Debug)]
@@ -52,7 +54,7 @@ impl ServerAway {
         let (is_fault, what, felt, remedy, alert) = match self {
             Self::Down(why) => (true, what(why), FELT, REMEDY, ALERT),
             Self::Clock(ahead) => (
-                ahead.abs() > CLOCK_FAULT,
+                ahead.abs() > CLOCK_GRAVE,
                 clock("PostgreSQL", *ahead, "this machine's"),
                 CLOCK_FELT,
                 CLOCK_REMEDY,
@@ -62,7 +64,7 @@ impl ServerAway {
         json!({
             "severity": if is_fault { "fault" } else { "warning" }, "needs_person": true, "what": what,
             "since": since.format(&Rfc3339).ok(), "felt": felt, "do": remedy, "command": null,
-            "see": format!("docs/operations.md#{}", alert.to_lowercase()), "alert": alert,
+            "see": format!("docs/operations.md#{}", alert.to_lowercase()), "alert": is_fault.then_some(alert),
         })
     }
 }

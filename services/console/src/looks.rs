@@ -67,6 +67,51 @@ impl SystemSnapshot {
     }
 }
 
+#[cfg(test)]
+impl SystemSnapshot {
+    /// A look that has found these things while so much was counted of `sandbox` and in all.
+    pub(crate) fn with(findings: Vec<health::Finding>, counted: &Count) -> Self {
+        use desk::operator::health::{stages, waiting::WaitingWork};
+        use strum::IntoEnumIterator;
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let all = Measure::iter().map(|measure| (measure, counted.clone()));
+        let breaker = store::providers::ProviderBreaker {
+            name: "sandbox".to_owned(),
+            state: store::providers::BreakerState::Closed,
+            open_until: None,
+            reason: None,
+            openings: 0,
+            version: 1,
+            changed_at: at,
+            failing_since: None,
+            denied: false,
+            balance: None,
+            balance_at: None,
+        };
+        Self {
+            at: Instant::now(),
+            report: HealthReport {
+                at,
+                stages: Vec::<stages::StageProcesses>::new(),
+                waiting: WaitingWork {
+                    at,
+                    queues: BTreeMap::new(),
+                },
+                breakers: vec![breaker],
+                endpoints: Vec::new(),
+                orders: health::answers::OrdersLately::default(),
+                findings,
+            },
+            now: all.clone().collect(),
+            subjects: all
+                .map(|(measure, count)| (measure, "sandbox".to_owned(), count))
+                .collect(),
+            actions: Vec::new(),
+            names: std::collections::HashMap::new(),
+        }
+    }
+}
+
 /// The time that charts show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Range {

@@ -12,7 +12,7 @@ mod command;
 mod database;
 mod files;
 mod keys;
-mod line;
+pub(crate) mod line;
 mod names;
 mod nats;
 mod openid;
@@ -125,11 +125,7 @@ fn print(command: &DoctorArgs, console: &Console, lines: &[Line]) -> anyhow::Res
             text.join("\n")
         })?;
     }
-    Ok(match worst {
-        State::Fine | State::Mends => 0,
-        State::Warning => 1,
-        State::Fault => 2,
-    })
+    Ok(line::exit_status(lines))
 }
 
 #[cfg(test)]

@@ -84,11 +84,15 @@ pub struct Attention {
 pub async fn attention(asked: &Attention, console: &Console) -> anyhow::Result<u8> {
     let report = health::examine(&mut console.connect().await?, asked.limit).await?;
     console.print(&findings_json(&report), || findings(&report, width()))?;
-    Ok(if report.needed().next().is_some() {
+    Ok(exit_status(&report))
+}
+
+fn exit_status(report: &HealthReport) -> u8 {
+    if report.needed().next().is_some() {
         FOUND
     } else {
         0
-    })
+    }
 }
 
 fn findings_json(report: &HealthReport) -> Value {
@@ -125,9 +129,9 @@ fn findings(report: &HealthReport, width: Option<usize>) -> String {
 /// wrapped, so that they can be copied.
 fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> String {
     let state = match told.severity {
-        Severity::Mends => "mends  ",
+        Severity::Mends => "mends",
         Severity::Warning => "warning",
-        Severity::Fault => "FAULT  ",
+        Severity::Fault => "FAULT",
     };
     let since = told.since.map(|since| {
         let ago = lasted((now - since).as_seconds_f64());
@@ -388,7 +392,58 @@ fn time_row((at, counts): &(OffsetDateTime, MeasureCounts)) -> TableRow<12> {
 
 #[cfg(test)]
 mod tests {
+    use desk::operator::health::{answers::OrdersLately, samples::samples};
+    use time::macros::datetime;
+
     use super::*;
+    use crate::doctor::line::{self, Line, Lines};
+
+    /// A look that has found only this.
+    fn report(found: Finding, at: OffsetDateTime) -> HealthReport {
+        HealthReport {
+            at,
+            stages: Vec::new(),
+            waiting: WaitingWork {
+                at,
+                queues: std::collections::BTreeMap::new(),
+            },
+            breakers: Vec::new(),
+            endpoints: Vec::new(),
+            orders: OrdersLately::default(),
+            findings: vec![found],
+        }
+    }
+
+    /// `attention` and `status`, their exit status, the doctor's line and its exit status follow
+    /// one severity, whatever is found. The console has the same test.
+    #[test]
+    fn every_finding_is_as_bad_in_every_view() {
+        let at = datetime!(2026-11-28 12:00 UTC);
+        for found in samples(at) {
+            let severity = found.severity();
+            let (word, code, list) = match severity {
+                Severity::Mends => ("mends", 0, "ends_by_itself"),
+                Severity::Warning => ("warning", 1, "needs_person"),
+                Severity::Fault => ("FAULT", 2, "needs_person"),
+            };
+            let mut lines: Vec<Line> = Vec::new();
+            let area = line::place(&found.kind).0;
+            Lines::of(area, &mut lines).finding(found.clone());
+            assert_eq!(line::exit_status(&lines), code, "{found:?}");
+            let said = lines[0].text();
+            assert!(said.contains(word), "{said}");
+
+            let report = report(found, at);
+            assert_eq!(exit_status(&report) == 0, code == 0, "{report:?}");
+            let json = findings_json(&report);
+            let listed = json[list].as_array().unwrap();
+            assert_eq!(listed.len(), 1, "{json}");
+            assert_eq!(listed[0]["told"]["severity"], json!(severity), "{json}");
+            let text = findings(&report, None);
+            let block = format!("\n\n{word:8} ");
+            assert!(text.contains(&block), "{text}");
+        }
+    }
 
     #[test]
     fn a_block_fits_the_terminal_and_keeps_ids_whole() {

@@ -138,6 +138,19 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
         ("500", false),
     );
     let later = later.await.unwrap().unwrap();
+    let told = open().await.unwrap().told();
+    let first =
+        "provisioner has to run again first, because nothing else ends this; then nothing: ";
+    assert!(
+        told.needs_person && told.remedy.starts_with(first),
+        "{told:?}"
+    );
+    bench
+        .sql(
+            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+             VALUES (gen_random_uuid(), 'provisioner', 1, 1, false, now() + interval '1 hour')",
+        )
+        .await;
     assert!(!open().await.unwrap().needs_person());
     let closed = providers::responded(&mut connection, PROVIDER, later.version).await;
     assert!(!closed.unwrap().unwrap().denied);

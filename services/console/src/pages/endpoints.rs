@@ -90,7 +90,7 @@ pub(crate) fn since(endpoint: &ListedEndpoint) -> Option<OffsetDateTime> {
 pub(crate) fn endpoint_class(endpoint: &ListedEndpoint) -> &'static str {
     match endpoint.state.known() {
         Some(EndpointState::Open) if endpoint.failures > 0 => "warn",
-        Some(EndpointState::Open) => "good",
+        Some(EndpointState::Open) => "note",
         Some(EndpointState::Blocked | EndpointState::Probing) | None => "bad",
         Some(
             EndpointState::NoUrl
@@ -107,7 +107,7 @@ pub(crate) fn endpoint_state(endpoint: &ListedEndpoint) -> Cow<'static, str> {
     if endpoint.state == EndpointState::Open {
         let is_well = endpoint.failures == 0;
         let word = if is_well {
-            "takes webhooks"
+            "has no failure"
         } else {
             "fails, is tried again"
         };

@@ -29,6 +29,12 @@ pub(crate) fn class_of(severity: Severity) -> &'static str {
     }
 }
 
+/// The colour of a verdict about these findings, if there are any.
+pub(crate) fn worst<'a>(findings: impl Iterator<Item = &'a Finding>) -> Option<&'static str> {
+    let worst = findings.map(Finding::severity).max()?;
+    (worst != Severity::Mends).then(|| class_of(worst))
+}
+
 /// A finding as the pages show it.
 pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
     let told = one.told();
@@ -57,7 +63,7 @@ fn page_of(kind: &FindingKind) -> Option<String> {
             partner: Some(id), ..
         } => Some(format!("/partners/{id}/refused")),
         FindingKind::NoAddress { partner_id, .. } => Some(format!("/partners/{partner_id}")),
-        FindingKind::BreakerOpen { breaker, .. } => Some(format!("/providers#{}", breaker.name)),
+        FindingKind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
         FindingKind::Slow {
             measure: Measure::Call | Measure::Bought,
             subject: provider,

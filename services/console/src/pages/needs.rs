@@ -149,13 +149,19 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
             matter.see_them = Some(format!("/webhooks?partner={partner_id}&state=no_endpoint"));
             matter.link = Some((format!("/partners/{partner_id}"), "Its partner"));
         }
-        FindingKind::BreakerOpen { breaker, .. } => {
+        FindingKind::BreakerOpen { breaker } => {
             matter.form = breaker_form(breaker, session, "/needs");
             matter.link = Some((format!("/providers#{}", breaker.name), "Its provider"));
         }
+        FindingKind::Blocked { endpoint } if told.needs_person => {
+            matter.form = told_form(endpoint.partner_id.into(), session, seen_at(endpoint));
+            let partner = format!("/partners/{}", endpoint.partner_id);
+            matter.link = Some((partner, "Its partner"));
+        }
         FindingKind::Paused { endpoint } | FindingKind::Blocked { endpoint } => {
             matter.form = endpoint_form(endpoint, session, "/needs");
-            matter.note = next_test(endpoint, times.now);
+            // Without its stage nothing is tested.
+            matter.note = next_test(endpoint, times.now).filter(|_| one.after.is_none());
             let partner = format!("/partners/{}", endpoint.partner_id);
             matter.link = Some((partner, "Its partner"));
         }
@@ -211,5 +217,39 @@ fn give_back(one: &give_backs::ListedGiveBack, times: &Times) -> Row {
             "the last answer was: {}",
             one.message.as_deref().unwrap_or("no reason is recorded")
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use desk::operator::health::{finding::Severity, samples::samples};
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::pages::issues::{issue, worst};
+
+    /// The first page, that of a partner and Needs a person show one severity, whatever is found.
+    /// `esimctl` has the same test.
+    #[test]
+    fn every_finding_is_as_bad_on_every_page() {
+        let session = ConsoleSession {
+            operator: "ana".to_owned(),
+            role: OperatorRole::Operator,
+            secret: "secret".into(),
+            from: String::new(),
+            said: None,
+            times: Times::default(),
+        };
+        for found in samples(datetime!(2026-11-28 12:00 UTC)) {
+            let (class, verdict) = match found.severity() {
+                Severity::Mends => ("", None),
+                Severity::Warning => ("warn", Some("warn")),
+                Severity::Fault => ("bad", Some("bad")),
+            };
+            assert_eq!(issue(&found, &session.times).class, class, "{found:?}");
+            assert_eq!(matter(&found, &session).class, class, "{found:?}");
+            assert_eq!(worst([&found].into_iter()), verdict, "{found:?}");
+            assert_eq!(found.needs_person(), verdict.is_some(), "{found:?}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::health::{
     Finding, FindingKind, HealthReport,
+    finding::Clock,
     stages::{Stage, StageProcesses},
     waiting::{Drain, QueueBacklog, WaitingQueue},
 };
@@ -29,7 +30,7 @@ use crate::{
     pages::{
         acts::{self, partner_of},
         endpoints::{FailingEndpoints, failing},
-        issues::{Issue, class_of, issue},
+        issues::{Issue, class_of, issue, worst},
     },
     pictures::{Chart, bars, lines},
     problem::Problem,
@@ -164,15 +165,25 @@ enum Step {
     Send,
 }
 
+impl Step {
+    fn stage(self) -> Stage {
+        match self {
+            Self::Take => Stage::Ingress,
+            Self::Buy | Self::Get => Stage::Provisioner,
+            Self::Send => Stage::Notifier,
+        }
+    }
+}
+
 fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
     let report = &look.report;
     let count = |measure| look.now.get(&measure);
     let n = |measure| number(count(measure).map_or(0, |count| count.n));
-    let (stage, name) = match step {
-        Step::Take => (Stage::Ingress, "Take orders"),
-        Step::Buy => (Stage::Provisioner, "Buy"),
-        Step::Get => (Stage::Provisioner, "Get the eSIM"),
-        Step::Send => (Stage::Notifier, "Send webhooks"),
+    let name = match step {
+        Step::Take => "Take orders",
+        Step::Buy => "Buy",
+        Step::Get => "Get the eSIM",
+        Step::Send => "Send webhooks",
     };
     let (waiting, age) = report.waiting.sum(step != Step::Send);
     let (big, of, facts) = match step {
@@ -215,8 +226,9 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             ],
         ),
     };
-    let life = report.stages.iter().find(|one| one.stage == stage);
-    let (class, badge, state) = state(step, look, life);
+    let mut stages = report.stages.iter();
+    let life = stages.find(|one| one.stage == step.stage());
+    let (class, badge, state) = state(step, look);
     StepView {
         name,
         class,
@@ -233,63 +245,83 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
     }
 }
 
-/// How a step does: its colour, that of its badge, and in words.
-fn state(
-    step: Step,
-    look: &SystemSnapshot,
-    life: Option<&StageProcesses>,
-) -> (&'static str, &'static str, &'static str) {
-    let report = &look.report;
-    let is_dead = life.is_some_and(StageProcesses::is_dead);
-    let is_missed = life.is_some_and(|life| life.missing > 0);
-    let stopped = matches!(step, Step::Buy)
-        && report
-            .breakers
-            .iter()
-            .any(|one| one.state != BreakerState::Closed);
-    // Orders that fail at once never come to the steps behind the first one.
-    let fails = report.findings.iter().find(|one| match one.kind {
-        FindingKind::OrdersFail { partner, .. } => partner.is_none() && step == Step::Take,
-        FindingKind::DatabaseDown { .. } => true,
-        _ => false,
-    });
-    let late = report.findings.iter().any(|one| match one.kind {
-        FindingKind::PurchasesLate { .. } => step == Step::Buy,
-        FindingKind::WebhooksLate { .. } => step == Step::Send,
-        _ => false,
-    });
-    let slow = report.findings.iter().any(|one| match one.kind {
-        FindingKind::Slow { measure, .. } => match measure {
-            Measure::Answered => step == Step::Take,
-            Measure::Bought | Measure::Call => step == Step::Buy,
-            Measure::Attempt | Measure::Delivered => step == Step::Send,
-            _ => false,
-        },
-        _ => false,
-    });
-    let done = match step {
+/// What the finding is called at a step that it concerns.
+fn at_step(kind: &FindingKind, step: Step) -> Option<&'static str> {
+    match kind {
+        FindingKind::StageDead { stage, .. } => (step.stage() == *stage).then_some("stopped"),
+        FindingKind::DatabaseDown { .. }
+        | FindingKind::OnStandby
+        | FindingKind::StandbyMissing
+        | FindingKind::NotSynchronous => Some("fails"),
+        // Orders that fail at once never come to the steps behind the first one.
+        FindingKind::OrdersFail { partner: None, .. } => (step == Step::Take).then_some("fails"),
+        FindingKind::CommitsLost { .. } => (step == Step::Buy).then_some("stopped"),
+        FindingKind::PurchasesLate { .. } => (step == Step::Buy).then_some("late"),
+        FindingKind::WebhooksLate { .. } => (step == Step::Send).then_some("late"),
+        FindingKind::ProcessesMissing { stage, .. }
+        | FindingKind::NatsRefuses { stage, .. }
+        | FindingKind::ClockOff {
+            of: Clock::Stage(stage),
+            ..
+        } => (step.stage() == *stage).then_some("works in part"),
+        FindingKind::BreakerOpen { .. }
+        | FindingKind::LanesHeldBack { .. }
+        | FindingKind::Unserved { .. } => (step == Step::Buy).then_some("works in part"),
+        FindingKind::Slow { measure, .. } => {
+            let slow = match measure {
+                Measure::Answered => Step::Take,
+                Measure::Bought | Measure::Call => Step::Buy,
+                Measure::Ready => Step::Get,
+                Measure::Attempt | Measure::Delivered => Step::Send,
+                _ => return None,
+            };
+            (slow == step).then_some("slow")
+        }
+        _ => None,
+    }
+}
+
+/// How a step does: its colour, that of its badge, and in words. The findings begin with the worst
+/// one. That there is none is not enough to say that it works.
+fn state(step: Step, look: &SystemSnapshot) -> (&'static str, &'static str, &'static str) {
+    let findings = look.report.findings.iter();
+    let mut found = findings.filter_map(|one| Some((one, at_step(&one.kind, step)?)));
+    if let Some((worst, word)) = found.next() {
+        let class = class_of(worst.severity());
+        return (class, class, word);
+    }
+    let done = look.now.get(&match step {
         Step::Take => Measure::Answered,
         Step::Buy => Measure::Call,
         Step::Get => Measure::Ready,
         Step::Send => Measure::Attempt,
-    };
-    // That nothing was found is not enough to say that it works.
-    let is_idle = look.now.get(&done).is_none_or(|count| count.n == 0);
-    if is_dead {
-        ("bad", "bad", "stopped")
-    } else if let Some(fails) = fails {
-        let class = class_of(fails.severity());
-        (class, class, "fails")
-    } else if late {
-        ("bad", "bad", "late")
-    } else if is_missed || stopped {
-        ("warn", "warn", "works in part")
-    } else if slow {
-        ("warn", "warn", "slow")
-    } else if is_idle {
-        ("", "note", "idle")
-    } else {
-        ("", "good", "works")
+    });
+    match Evidence::of(done) {
+        Evidence::None => ("", "note", "idle"),
+        Evidence::MostFail => ("", "warn", "most fail"),
+        Evidence::Works => ("", "good", "works"),
+    }
+}
+
+/// What the last minutes show of something that is done over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Evidence {
+    /// It was not done.
+    None,
+    /// Half of it failed, or more.
+    MostFail,
+    Works,
+}
+
+impl Evidence {
+    fn of(count: Option<&Count>) -> Self {
+        match count {
+            Some(count) if count.n > 0 && count.failed.saturating_mul(2) >= count.n => {
+                Self::MostFail
+            }
+            Some(count) if count.n > 0 => Self::Works,
+            _ => Self::None,
+        }
     }
 }
 
@@ -397,15 +429,11 @@ fn figures(
         .chain(report.mending())
         .map(|one| issue(one, times))
         .collect();
-    let class = if issues.iter().any(|one| one.class == "bad") {
-        "bad"
-    } else if issues.iter().any(|one| one.class == "warn") {
-        "warn"
-    } else if report.orders.answered == 0 {
+    let class = worst(report.findings.iter()).unwrap_or(if report.orders.answered == 0 {
         "quiet"
     } else {
         "good"
-    };
+    });
     Figures {
         place: app.product().place.clone(),
         paused,
@@ -446,15 +474,18 @@ fn figures(
     }
 }
 
-/// The state of a breaker in words, and its colour.
-pub(crate) fn breaker_state(state: Option<BreakerState>) -> (&'static str, &'static str) {
+/// The state of a breaker in words.
+pub(crate) fn breaker_state(state: Option<BreakerState>) -> &'static str {
     match state {
-        Some(BreakerState::Closed) => ("buys", "good"),
-        Some(BreakerState::Open) => ("stopped buying", "bad"),
-        Some(BreakerState::HalfOpen) => ("stopped, test due", "warn"),
-        None => ("no provisioner serves it", "warn"),
+        Some(BreakerState::Closed) => "may buy",
+        Some(BreakerState::Open) => STOPPED,
+        Some(BreakerState::HalfOpen) => "stopped, test due",
+        None => "no provisioner serves it",
     }
 }
+
+/// The state of a provider whose breaker is open.
+pub(crate) const STOPPED: &str = "stopped buying";
 
 /// What is slow at a provider: its calls, or else its purchases since their orders.
 pub(crate) fn slow_at<'a>(report: &'a HealthReport, provider: &str) -> Option<&'a Finding> {
@@ -469,18 +500,53 @@ pub(crate) fn slow_at<'a>(report: &'a HealthReport, provider: &str) -> Option<&'
     slow(Measure::Call).or_else(|| slow(Measure::Bought))
 }
 
-/// The state of a provider in words, and its colour.
+/// The state of a provider in words, and its colour. That its breaker is closed is not enough to
+/// say that it buys.
 pub(crate) fn provider_state(
-    report: &HealthReport,
+    look: &SystemSnapshot,
     provider: &str,
 ) -> (&'static str, &'static str) {
-    let breaker = report.breakers.iter().find(|one| one.name == provider);
-    match breaker.map(|breaker| breaker.state) {
-        Some(BreakerState::Closed) if slow_at(report, provider).is_some() => (SLOW, "warn"),
-        state => breaker_state(state),
+    let report = &look.report;
+    let mut breakers = report.breakers.iter();
+    let breaker = breakers.find(|one| one.name == provider);
+    let state = breaker.map(|breaker| breaker.state);
+    let stopped = (state != Some(BreakerState::Closed)).then(|| breaker_state(state));
+    let at_provider = |kind: &FindingKind| match kind {
+        FindingKind::BreakerOpen { breaker } => stopped.filter(|_| breaker.name == provider),
+        FindingKind::CommitsLost { providers, .. } => {
+            stopped.filter(|_| providers.iter().any(|one| one == provider))
+        }
+        FindingKind::StageDead { stage, .. } => {
+            (*stage == Stage::Provisioner).then_some("no provisioner works")
+        }
+        FindingKind::DatabaseDown { .. } => Some("nothing can be stored"),
+        FindingKind::PurchasesLate { provider: of, .. } => (of == provider).then_some("late"),
+        FindingKind::LanesHeldBack { provider: of, .. } => {
+            (of == provider).then_some("buys in part")
+        }
+        _ => None,
+    };
+    let findings = report.findings.iter();
+    let mut found = findings.filter_map(|one| Some((one, at_provider(&one.kind)?)));
+    if let Some((worst, word)) = found.next() {
+        // How bad it is follows from the worst finding; that it is stopped says more than why.
+        return (stopped.unwrap_or(word), class_of(worst.severity()));
+    }
+    if let Some(stopped) = stopped {
+        return (stopped, "warn");
+    }
+    if slow_at(report, provider).is_some() {
+        return (SLOW, "warn");
+    }
+    match Evidence::of(look.of_subject(Measure::Call, provider)) {
+        Evidence::None => (NO_CALLS, "note"),
+        Evidence::MostFail => ("most calls fail", "warn"),
+        Evidence::Works => ("buys", "good"),
     }
 }
 
+/// The state of a provider that nothing keeps from buying, and at which nothing was bought.
+pub(crate) const NO_CALLS: &str = "no calls in 10 min";
 /// The state of a provider that buys, but more slowly than it did.
 pub(crate) const SLOW: &str = "slow";
 
@@ -497,7 +563,7 @@ fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<
     }
     let rows = rows.into_iter().map(|(name, backlog)| {
         let breaker = report.breakers.iter().find(|one| one.name == name);
-        let (state, class) = provider_state(report, name);
+        let (state, class) = provider_state(look, name);
         let calls = look.of_subject(Measure::Call, name);
         let queue = WaitingQueue::Provider {
             name: name.to_owned(),
@@ -544,4 +610,64 @@ pub(crate) async fn show(
         shell: Shell::new(&app, &visit.session, "/", figures.verdict.clone()),
         figures,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use desk::operator::health::samples::samples;
+
+    use super::*;
+
+    const STEPS: [Step; 4] = [Step::Take, Step::Buy, Step::Get, Step::Send];
+
+    fn counted(n: u64, failed: u64) -> Count {
+        let mut count = Count::default();
+        for nth in 0..n {
+            count.note(Some(std::time::Duration::from_millis(50)), nth < failed);
+        }
+        count
+    }
+
+    /// The badges of the steps and of the provider that say that it works.
+    fn green(look: &SystemSnapshot) -> usize {
+        let badges = STEPS.map(|one| state(one, look).1);
+        let (_, provider) = provider_state(look, "sandbox");
+        let mut all: Vec<&str> = badges.into();
+        all.push(provider);
+        all.into_iter().filter(|one| *one == "good").count()
+    }
+
+    #[test]
+    fn what_was_not_done_and_what_fails_is_not_green() {
+        let green_of = |count: &Count| green(&SystemSnapshot::with(Vec::new(), count));
+        assert_eq!(green_of(&counted(3, 1)), 5);
+        assert_eq!(green_of(&Count::default()), 0, "nothing was done");
+        assert_eq!(green_of(&counted(4, 2)), 0, "half of it fails");
+        let idle = SystemSnapshot::with(Vec::new(), &Count::default());
+        assert_eq!(provider_state(&idle, "sandbox"), (NO_CALLS, "note"));
+        assert_eq!(provider_state(&idle, "nobody").1, "warn");
+    }
+
+    /// What keeps orders back takes the green from the steps that it concerns, however much else
+    /// was counted.
+    #[test]
+    fn no_step_is_green_that_a_finding_concerns() {
+        let count = counted(9, 0);
+        for found in samples(time::OffsetDateTime::UNIX_EPOCH) {
+            let concerned = STEPS
+                .iter()
+                .filter(|one| at_step(&found.kind, **one).is_some());
+            let concerned = concerned.count();
+            let class = class_of(found.severity());
+            let look = SystemSnapshot::with(vec![found], &count);
+            let found = &look.report.findings;
+            let states = STEPS.map(|one| state(one, &look).1);
+            let left = states.iter().filter(|one| **one == "good").count();
+            assert_eq!(left, 4 - concerned, "{found:?}");
+            assert!(
+                states.iter().all(|one| *one == "good" || *one == class),
+                "{found:?}"
+            );
+        }
+    }
 }

@@ -148,7 +148,7 @@ pub(crate) fn standing(partner: &Partner) -> (&'static str, &'static str) {
     if partner.disabled_at.is_some() {
         ("disabled", "bad")
     } else {
-        ("enabled", "good")
+        ("enabled", "note")
     }
 }
 
@@ -173,6 +173,8 @@ pub(crate) async fn show(
         .collect();
     let failing = found.endpoints.iter().filter(|one| one.failures > 0);
     let failing = failing.count();
+    let tries = tries(&found);
+    let most_fail = tries.n > 0 && tries.failed.saturating_mul(2) >= tries.n;
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
         head: PartnerHead::new(&found.partner, "health", &visit.session),
@@ -195,7 +197,7 @@ pub(crate) async fn show(
             "bad"
         } else if issues.is_empty() && failing == 0 && found.day.orders() == 0 {
             "quiet"
-        } else if issues.is_empty() && failing == 0 {
+        } else if issues.is_empty() && failing == 0 && !most_fail {
             "good"
         } else {
             "warn"
@@ -347,13 +349,19 @@ async fn read(
     }))
 }
 
-/// What a good verdict rests on.
-fn well(found: &Found) -> String {
-    let orders = counted(found.day.orders(), "order was", "orders were");
+/// The tries of its webhooks in a day.
+fn tries(found: &Found) -> Count {
     let mut tries = Count::default();
     for count in found.attempts.values() {
         tries.merge(count);
     }
+    tries
+}
+
+/// What a good verdict rests on.
+fn well(found: &Found) -> String {
+    let orders = counted(found.day.orders(), "order was", "orders were");
+    let tries = tries(found);
     let taken = number(tries.n.saturating_sub(tries.failed));
     let plus = if found.day.is_part() { "at least " } else { "" };
     format!(
@@ -433,6 +441,8 @@ fn endpoint_row(
     back: &str,
     now: OffsetDateTime,
 ) -> EndpointRow {
+    let is_open = endpoint.state == EndpointState::Open && endpoint.failures == 0;
+    let takes = is_open && count.is_some_and(|count| count.n > count.failed);
     EndpointRow {
         host: endpoint.host(),
         id: endpoint.endpoint_id.to_string(),
@@ -454,8 +464,16 @@ fn endpoint_row(
         failure: last
             .and_then(|last| last.failure.clone())
             .unwrap_or_default(),
-        class: endpoint_class(endpoint),
-        state: endpoint_state(endpoint),
+        class: if takes {
+            "good"
+        } else {
+            endpoint_class(endpoint)
+        },
+        state: if takes {
+            "takes webhooks".into()
+        } else {
+            endpoint_state(endpoint)
+        },
         until: next_test(endpoint, now).unwrap_or_default(),
         failures: number(endpoint.failures),
         waiting: number(endpoint.pending),

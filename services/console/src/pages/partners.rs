@@ -12,10 +12,13 @@ use accounts::partners::{self, Partner, PartnerFilter};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    health::{FindingKind, HealthReport, finding::Severity},
+    health::{
+        FindingKind, HealthReport,
+        finding::{FailureKind, Severity},
+    },
     partners_lately::{self, MOST_ORDERS, PartnerActivity},
 };
-use domain::{Environment, standing::EndpointState};
+use domain::{Environment, PartnerId, standing::EndpointState};
 use pg::PgConnection;
 use time::Duration;
 use uuid::Uuid;
@@ -27,6 +30,7 @@ use crate::{
     looks::Activities,
     pages::{
         endpoints::{endpoint_class, endpoint_state},
+        issues::class_of,
         lists::{self, Tab, instant, or_empty, with},
         partner::{oldest, standing},
     },
@@ -127,7 +131,18 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
     }
     for (partner, number) in held {
         let badges = all.entry(partner).or_default();
-        badges.push(("bad", format!("{number} on hold")));
+        badges.push(("warn", format!("{number} on hold")));
+    }
+    for one in &report.findings {
+        if let FindingKind::OrdersFail {
+            partner: Some(partner),
+            how,
+            ..
+        } = &one.kind
+        {
+            let badges = all.entry(*partner).or_default();
+            badges.push((class_of(one.severity()), failing(*how).to_owned()));
+        }
     }
     for endpoint in &report.endpoints {
         let badges = all.entry(endpoint.partner_id).or_default();
@@ -158,8 +173,29 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
     all
 }
 
+fn failing(how: FailureKind) -> &'static str {
+    match how {
+        FailureKind::Errors => "orders fail",
+        FailureKind::Denied => "requests get a 401",
+        FailureKind::Refused | FailureKind::Invalid => "orders are refused",
+        FailureKind::Limited => "orders are above its limit",
+    }
+}
+
+/// How bad what keeps back the orders or webhooks of all partners of an environment is, if
+/// anything does.
+fn keeps_back(report: &HealthReport, is_live: bool) -> Option<Severity> {
+    let findings = report.findings.iter();
+    let of_nobody = PartnerId::from(Uuid::nil());
+    let of_all = findings.filter_map(|one| one.of(of_nobody, is_live));
+    of_all.map(|one| one.severity()).max()
+}
+
 /// What the list is made of.
 struct Found {
+    /// What keeps back all test partners, and all live ones.
+    test: Option<Severity>,
+    live: Option<Severity>,
     health: BTreeMap<Uuid, Badges>,
     lately: Arc<Activities>,
     /// How long the oldest webhook or purchase of each partner has waited.
@@ -213,6 +249,8 @@ async fn found(
         }
     }
     let mut found = Found {
+        test: keeps_back(&look.report, false),
+        live: keeps_back(&look.report, true),
         health: health(&look.report, &lately, times),
         lately,
         oldest,
@@ -272,6 +310,11 @@ impl Found {
         if partner.disabled_at.is_some() {
             let (standing, class) = standing(partner);
             badges.insert(0, (class, standing.to_owned()));
+        }
+        let is_live = partner.environment == Environment::Live.as_str();
+        let of_all = if is_live { self.live } else { self.test };
+        if let Some(severity) = of_all.filter(|_| badges.is_empty()) {
+            badges.push((class_of(severity), "kept back, as all are".to_owned()));
         }
         if badges.is_empty() {
             badges.push(match self.lately(partner).orders {

@@ -10,6 +10,7 @@ use desk::operator::{
     breakers::{self, BreakerNotChanged},
     health::{
         FindingKind,
+        stages::Stage,
         waiting::{QueueBacklog, WaitingQueue},
     },
     words::noun,
@@ -29,7 +30,8 @@ use crate::{
         forms::ReasonForm,
         issues::{Issue, issue},
         overview::{
-            SLOW, breaker_state, drains, failed, halves, provider_state, slow_at, times_of,
+            NO_CALLS, SLOW, STOPPED, breaker_state, drains, failed, halves, provider_state,
+            slow_at, times_of,
         },
     },
     pictures::{self, Chart},
@@ -77,6 +79,8 @@ struct Row {
     balance: String,
     /// Whether it denies our account, which does not end by itself.
     denied: bool,
+    /// Whether no provisioner works that could test it.
+    untested: bool,
     failed: String,
     took: String,
     drain: String,
@@ -87,15 +91,16 @@ struct Row {
 
 /// One sentence with all of them.
 fn sentence(rows: &[Row]) -> String {
-    let [mut stopped, mut slow, mut other] = [const { Vec::new() }; 3];
+    let [mut stopped, mut slow, mut quiet, mut other] = [const { Vec::new() }; 4];
     let mut buys = 0;
     for row in rows {
         let name = row.name.as_str();
         match (row.class, row.state) {
-            ("bad", _) => stopped.push(name),
+            ("good", _) => buys += 1,
+            (_, STOPPED) => stopped.push(name),
             (_, SLOW) => slow.push(name),
-            ("warn", _) => other.push(name),
-            _ => buys += 1,
+            (_, NO_CALLS) => quiet.push(name),
+            _ => other.push(name),
         }
     }
     if rows.is_empty() {
@@ -114,6 +119,10 @@ fn sentence(rows: &[Row]) -> String {
     }
     if !other.is_empty() {
         parts.push(format!("{}: see below.", other.join(", ")));
+    }
+    if !quiet.is_empty() {
+        let names = quiet.join(", ");
+        parts.push(format!("{names}: no call was made in 10 minutes."));
     }
     if buys > 0 {
         parts.push("The others buy.".to_owned());
@@ -161,9 +170,11 @@ fn part(
     for breaker in &report.breakers {
         all.entry(&breaker.name).or_default();
     }
+    let mut stages = report.stages.iter();
+    let untested = stages.any(|one| one.stage == Stage::Provisioner && one.is_dead());
     let row = |(name, backlog): (&str, QueueBacklog)| {
         let breaker = report.breakers.iter().find(|one| one.name == name);
-        let (state, class) = provider_state(report, name);
+        let (state, class) = provider_state(look, name);
         let calls = look.of_subject(Measure::Call, name);
         let parked = report.findings.iter().filter_map(|one| match &one.kind {
             FindingKind::Parked {
@@ -221,6 +232,7 @@ fn part(
             }),
             balance: breaker.map_or_else(String::new, |breaker| balance(breaker, times)),
             denied: breaker.is_some_and(|breaker| breaker.denied),
+            untested,
             failed: failed(calls),
             took: halves(calls),
             drain: drains(
@@ -289,7 +301,7 @@ pub(crate) fn breaker_form(
     } else {
         ReasonForm {
             consequence: format!(
-                "What waits for {} is bought at once. If calls fail, it stops buying again by itself.",
+                "A running provisioner buys at once what waits for {}. If calls fail, it stops buying again by itself.",
                 breaker.name
             ),
             ..ReasonForm::new(session, "Buy again now", format!("/providers/{name}/close"))
@@ -322,7 +334,7 @@ pub(crate) async fn open(
         })
         .await;
     let text = format!(
-        "Nothing is bought at {} for {asked}. Then one purchase tests it by itself.",
+        "Nothing is bought at {} for {asked}. Then a running provisioner tests it with one purchase.",
         changed(opened, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
@@ -345,7 +357,7 @@ pub(crate) async fn close(
         .run(async |connection| breakers::set(connection, &name, seen, None, action).await)
         .await;
     let text = format!(
-        "{} buys again: what waits for it goes on.",
+        "{} may buy again: a running provisioner goes on with what waits for it.",
         changed(closed, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
@@ -376,7 +388,7 @@ fn changed(
              somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
         ),
         BreakerNotChanged::Changed(state) => {
-            let (state, _) = breaker_state(Some(state));
+            let state = breaker_state(Some(state));
             act.changed(&format!(
                 "what {name} does has changed since the page was shown; now it is: {state}"
             ))

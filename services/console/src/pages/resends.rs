@@ -131,7 +131,7 @@ async fn names(
 fn view(resend: Resend, names: &HashMap<Uuid, String>, times: &Times) -> View {
     let (state, class) = match (resend.cancelled_at, resend.ended_at) {
         (Some(_), _) => ("cancelled", "note"),
-        (None, Some(_)) => ("ended", "good"),
+        (None, Some(_)) => ("ended", "note"),
         (None, None) => ("runs", "note"),
     };
     View {

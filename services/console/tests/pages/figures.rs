@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use console::access::OperatorRole;
 use store::figures::{self, Count, Figure, Measure};
+use testkit::wait;
 use uuid::Uuid;
 
-use crate::support::Bench;
+use crate::support::{Bench, text};
 
 /// A figure of this minute: so many events of 120 ms, of which so many failed.
 fn figure(measure: Measure, subject: String, events: u32, failed: u32) -> Figure {
@@ -117,6 +118,21 @@ async fn a_provider_that_has_become_slow_is_told_so_with_since_when() {
         .await
         .unwrap();
     let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let page = browser.get("/providers").await.text().await.unwrap();
+    let dead = "<span class=\"badge bad\">no provisioner works</span>";
+    assert!(page.contains(dead), "{page}");
+    sqlx::query(
+        "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+         VALUES (gen_random_uuid(), 'provisioner', 1, 1, false, now() + interval '1 hour')",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    wait::soon("the provisioner to work", async || {
+        let page = text(&mut browser, "/providers").await;
+        Ok((!page.contains(dead)).then_some(()))
+    })
+    .await;
     let badge = "<span class=\"badge warn\">slow</span>";
     let page = browser.get("/providers").await.text().await.unwrap();
     for part in [
@@ -129,7 +145,6 @@ async fn a_provider_that_has_become_slow_is_told_so_with_since_when() {
     }
     assert!(!page.contains("The others buy"), "{page}");
     let page = browser.get("/").await.text().await.unwrap();
-    // No provisioner runs here, so the step is stopped, and only the row of the provider says it.
     assert!(page.contains(badge), "{page}");
     assert!(
         page.contains("<a class=\"btn small\" href=\"/providers#sandbox\""),

@@ -233,8 +233,17 @@ pub fn others(
     }
 }
 
+/// The exit status of the doctor: that of its worst line.
+pub fn exit_status(lines: &[Line]) -> u8 {
+    match lines.iter().map(|line| line.state).max() {
+        None | Some(State::Fine | State::Mends) => 0,
+        Some(State::Warning) => 1,
+        Some(State::Fault) => 2,
+    }
+}
+
 /// The area and the check in which something shows.
-fn place(kind: &FindingKind) -> (Area, &'static str) {
+pub fn place(kind: &FindingKind) -> (Area, &'static str) {
     match kind.matter() {
         Matter::ClockOff
             if matches!(

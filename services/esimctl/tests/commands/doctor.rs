@@ -224,24 +224,27 @@ async fn of_work(system: &mut System) {
             ("fault", "stages", "notifier: no process"),
         )
         .await;
-    system
-        .by_sql(
-            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
-            "UPDATE providers SET open_until = NULL",
-            ("fault", "breakers", "buying at usimsa has stopped: planted"),
-        )
-        .await;
-    system
-        .by_sql(
-            "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour'",
-            "UPDATE partner_endpoints SET blocked_until = NULL",
-            (
-                "warning",
-                "endpoints",
-                "of Acme at hooks.example.com is blocked",
-            ),
-        )
-        .await;
+    // What ends by itself needs somebody once it should have ended.
+    for (minutes, breaker, endpoint) in [(1, "mends", "mends"), (60, "fault", "warning")] {
+        let open = format!(
+            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1,
+                 failing_since = now() - interval '{minutes} minutes' WHERE name = 'usimsa'"
+        );
+        let closed = "UPDATE providers SET open_until = NULL, failing_since = NULL";
+        let found = "buying at usimsa has stopped: planted";
+        system
+            .by_sql(&open, closed, (breaker, "breakers", found))
+            .await;
+        let block = format!(
+            "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour',
+                 failing_since = now() - interval '{minutes} minutes'"
+        );
+        let open = "UPDATE partner_endpoints SET blocked_until = NULL, failing_since = NULL";
+        let found = "of Acme at hooks.example.com is blocked";
+        system
+            .by_sql(&block, open, (endpoint, "endpoints", found))
+            .await;
+    }
     let row = |kind: &str, provider: &str, ago: &str| {
         format!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -388,7 +391,7 @@ async fn of_nats(system: &mut System) {
         ),
         (
             vec![("NATS_URL", "nats://127.0.0.1:1")],
-            "fault",
+            "warning",
             "nats",
             "cannot be reached",
         ),
@@ -428,7 +431,7 @@ async fn of_nats(system: &mut System) {
         .jetstream("$JS.API.STREAM.DELETE.TOPUP_READY", "")
         .await;
     system
-        .finds(&[], "fault", "streams", "TOPUP_READY does not exist")
+        .finds(&[], "warning", "streams", "TOPUP_READY does not exist")
         .await;
     system.make_streams().await;
 }
@@ -436,7 +439,7 @@ async fn of_nats(system: &mut System) {
 async fn of_backups(system: &System) {
     for (backup, drill, free, state, check, part) in [
         (30, 1, 0.5, "warning", "backup", "30 hours"),
-        (100, 1, 0.5, "fault", "backup", "100 hours"),
+        (100, 1, 0.5, "warning", "backup", "100 hours"),
         (1, 40, 0.5, "warning", "drill", "40 days"),
         (1, 1, 0.15, "warning", "disk", "15 %"),
         (1, 1, 0.05, "fault", "disk", "5 %"),
@@ -449,7 +452,7 @@ async fn of_backups(system: &System) {
     for (name, state, check, part) in [
         (
             "esim_backup",
-            "fault",
+            "warning",
             "backup",
             "no file tells of a base backup",
         ),

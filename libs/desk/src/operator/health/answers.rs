@@ -107,7 +107,7 @@ const OF_UNKNOWN: Limits = Limits {
 };
 
 #[expect(clippy::cast_precision_loss, reason = "a share")]
-fn share(failed: u64, all: u64) -> f64 {
+fn share_of(failed: u64, all: u64) -> f64 {
     if all == 0 {
         0.0
     } else {
@@ -152,10 +152,12 @@ fn judge(ticks: &Ticks, usual: f64, limits: Limits, now: OffsetDateTime) -> Opti
     for (_, tick) in ticks.range(now - Duration::minutes(MINUTES)..).rev() {
         newly.all += tick.all;
         newly.failed += tick.failed;
-        let share = share(newly.failed, newly.all);
+        let share = share_of(newly.failed, newly.all);
         let is_unusual = share >= limits.share && share >= TIMES * usual;
-        // So many in a row get through by chance in one of a hundred cases.
-        let is_over = got_through as f64 >= 5.0 / share;
+        // So many in a row get through by chance in one of a hundred cases, if as many fail as did
+        // up to the last failure.
+        let before = share_of(newly.failed, newly.all.saturating_sub(got_through));
+        let is_over = got_through as f64 >= 5.0 / before;
         if newly.all >= ENOUGH && newly.failed >= FAILURES && is_unusual && !is_over {
             let Tick { all, failed } = newly;
             return Some(Failing {
@@ -312,7 +314,7 @@ fn usual(hours: &[OutcomeCount], how: FailureKind) -> f64 {
         }
     }
     let known = by_hour.values().filter(|hour| hour.all >= ENOUGH);
-    let mut shares: Vec<f64> = known.map(|hour| share(hour.failed, hour.all)).collect();
+    let mut shares: Vec<f64> = known.map(|hour| share_of(hour.failed, hour.all)).collect();
     shares.sort_by(f64::total_cmp);
     shares.get(shares.len() / 2).copied().unwrap_or_default()
 }

@@ -22,8 +22,7 @@ use uuid::Uuid;
 use super::{
     answers::{self, OrdersLately},
     finding::{
-        AffectedEnvironment, BREAKER_LONG, Clock, DurabilitySetting, Finding, FindingKind, LATE,
-        VERY_LATE,
+        AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, VERY_LATE,
     },
     session::{self, ExaminedSession},
     slow,
@@ -133,15 +132,17 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
     of_nats(&stages, waiting.at, &mut findings);
     of_processes(&stages, &mut findings);
     let orders = answers::find(&mut *connection, waiting.at, &mut findings).await?;
-    of_breakers(&breakers, waiting.at, &mut findings);
+    of_breakers(&breakers, &mut findings);
     // An option that is out of sale matters only while an order of it waits.
     let needed = backlogs.iter().filter(|one| one.on_sale || one.due > 0);
-    let needed = needed.map(|one| one.provider.clone());
-    let unserved = needed.filter(|name| breakers.iter().all(|one| one.name != *name));
-    let unserved: Vec<String> = unserved.collect();
+    let unserved = needed.filter(|of| breakers.iter().all(|one| one.name != of.provider));
+    let unserved: Vec<_> = unserved.collect();
     if !unserved.is_empty() {
         let kind = FindingKind::Unserved {
-            providers: unserved,
+            providers: unserved.iter().map(|one| one.provider.clone()).collect(),
+            keeps_orders: unserved
+                .iter()
+                .any(|one| one.due > 0 && one.provider != waiting::SANDBOX),
         };
         findings.push(Finding::new(kind, None));
     }
@@ -179,23 +180,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         ));
     }
     told(&mut *connection, &mut findings, waiting.at).await?;
-    // A stage that is dead and a server that takes nothing come first, whatever else there is: they
-    // explain the rest. A provider that denies our account comes before what concerns single orders
-    // and endpoints.
-    findings.sort_by_key(|one| {
-        let is_dead = matches!(
-            one.kind,
-            FindingKind::StageDead { .. } | FindingKind::DatabaseDown { .. }
-        );
-        let is_denied =
-            matches!(&one.kind, FindingKind::BreakerOpen { breaker, .. } if breaker.denied);
-        (
-            !is_dead,
-            std::cmp::Reverse(one.severity()),
-            !is_denied,
-            one.kind.matter(),
-        )
-    });
+    weigh(&mut findings, &stages, waiting.at);
     Ok(HealthReport {
         at: waiting.at,
         stages,
@@ -205,6 +190,33 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         orders,
         findings,
     })
+}
+
+/// Notes what lasts, and what nothing ends while a stage is dead; then puts the worst first. A
+/// stage that is dead and a server that takes nothing come before all others, because they explain
+/// the rest. A provider that denies our account comes before single orders and endpoints.
+fn weigh(findings: &mut [Finding], stages: &[StageProcesses], now: OffsetDateTime) {
+    let is_dead = |stage: Stage| stages.iter().any(|one| one.stage == stage && one.is_dead());
+    for one in &mut *findings {
+        let lasted = one.since.map(|since| now - since);
+        let usual = one.kind.ends_within();
+        let limits = lasted.zip(usual);
+        one.lasts = limits.is_some_and(|(lasted, usual)| lasted >= usual);
+        one.after = one.kind.ended_by().filter(|stage| is_dead(*stage));
+    }
+    findings.sort_by_key(|one| {
+        let is_dead = matches!(
+            one.kind,
+            FindingKind::StageDead { .. } | FindingKind::DatabaseDown { .. }
+        );
+        let is_denied = matches!(&one.kind, FindingKind::BreakerOpen { breaker } if breaker.denied);
+        (
+            !is_dead,
+            std::cmp::Reverse(one.severity()),
+            !is_denied,
+            one.kind.matter(),
+        )
+    });
 }
 
 /// A finding that has lasted for this long.
@@ -330,7 +342,7 @@ fn of_processes(stages: &[StageProcesses], findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_breakers(breakers: &[ProviderBreaker], now: OffsetDateTime, findings: &mut Vec<Finding>) {
+fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
     let lost: Vec<&ProviderBreaker> = breakers.iter().filter(|one| one.lost_commits()).collect();
     if let Some(first) = lost.first() {
         let kind = FindingKind::CommitsLost {
@@ -344,12 +356,8 @@ fn of_breakers(breakers: &[ProviderBreaker], now: OffsetDateTime, findings: &mut
         .filter(|one| one.state != BreakerState::Closed && !one.lost_commits());
     findings.extend(open.map(|breaker| {
         let since = breaker.failing_since;
-        let long = time::Duration::minutes(BREAKER_LONG);
-        let kind = FindingKind::BreakerOpen {
-            breaker: breaker.clone(),
-            is_long: since.is_some_and(|since| now - since >= long),
-        };
-        Finding::new(kind, since)
+        let breaker = breaker.clone();
+        Finding::new(FindingKind::BreakerOpen { breaker }, since)
     }));
 }
 

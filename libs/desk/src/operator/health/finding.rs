@@ -6,7 +6,7 @@ use store::{
     deliveries::endpoints::ListedEndpoint, figures::Measure, provider_lanes::WaitingLane,
     providers::ProviderBreaker,
 };
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::stages::Stage;
@@ -26,6 +26,13 @@ pub struct Finding {
         skip_serializing_if = "Option::is_none"
     )]
     pub told_at: Option<OffsetDateTime>,
+    /// Whether it has lasted for longer than what ends by itself usually does, so that somebody
+    /// should ask. It is as long as the alert waits.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lasts: bool,
+    /// The stage that has to work again before anything ends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<Stage>,
 }
 
 /// How bad it is. Every view and every exit status follows from it.
@@ -199,7 +206,11 @@ pub enum FindingKind {
         running: u64,
     },
     /// Products name providers that no provisioner has ever served.
-    Unserved { providers: Vec<String> },
+    Unserved {
+        providers: Vec<String>,
+        /// Whether an order waits for one of them that sells real eSIMs.
+        keeps_orders: bool,
+    },
     /// Purchases or look-ups are late, although nothing stops them.
     PurchasesLate {
         provider: String,
@@ -249,11 +260,7 @@ pub enum FindingKind {
     Paused { endpoint: Box<ListedEndpoint> },
     /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the
     /// provider denies our account.
-    BreakerOpen {
-        breaker: ProviderBreaker,
-        /// Whether it has been open for as long as the alert waits, so that somebody should ask.
-        is_long: bool,
-    },
+    BreakerOpen { breaker: ProviderBreaker },
     /// Purchases of some products are held back until look-ups have settled others.
     LanesHeldBack {
         provider: String,
@@ -295,9 +302,6 @@ pub enum FindingKind {
     DiskFilling { volume: String, percent: f64 },
 }
 
-/// A breaker that has been open for so many minutes is no short failure any more. As in the alert
-/// `ProviderBreakerOpen`.
-pub const BREAKER_LONG: i64 = 5;
 /// From these ages in seconds on, work is late, and needs a person although its cause may be known.
 pub const LATE: f64 = 60.0;
 pub const VERY_LATE: f64 = 900.0;
@@ -305,8 +309,8 @@ pub const VERY_LATE: f64 = 900.0;
 pub const XID_CRITICAL: u64 = 1_500_000_000;
 /// The difference of clocks at which no stage works.
 pub const SKEW_AT_START: f64 = pg::down::CLOCK_FAULT;
-/// From this age on the last backup is too old to rely on.
-pub const BACKUP_VERY_OLD: u64 = 72;
+/// The difference from which on somebody has to mend it at once.
+const SKEW_GRAVE: f64 = pg::down::CLOCK_GRAVE;
 /// As in the alert `DiskAlmostFull`.
 pub const DISK_FULL: f64 = 10.0;
 
@@ -316,6 +320,8 @@ impl Finding {
             kind,
             since,
             told_at: None,
+            lasts: false,
+            after: None,
         }
     }
 
@@ -379,16 +385,23 @@ impl Finding {
         Some(Self {
             kind,
             since,
-            told_at: self.told_at,
+            ..self.clone()
         })
     }
 
+    /// How bad it is: the one answer that all views, exit statuses and alerts follow.
     pub fn severity(&self) -> Severity {
-        if self.told_at.is_none() && self.kind.needs_person() {
+        let is_needed = self.kind.needs_person() || self.is_long() || self.after.is_some();
+        if self.told_at.is_none() && is_needed {
             self.kind.severity()
         } else {
             Severity::Mends
         }
+    }
+
+    /// Whether somebody is needed, because it should have ended by itself.
+    pub(super) fn is_long(&self) -> bool {
+        self.lasts && self.kind.ends_within().is_some()
     }
 
     pub fn needs_person(&self) -> bool {
@@ -404,7 +417,35 @@ impl FindingKind {
     /// The partner who has to hear of it, because only its own side can mend it.
     pub fn tells(&self) -> Option<Uuid> {
         match self {
-            Self::Exhausted { endpoint } => Some(endpoint.partner_id),
+            Self::Exhausted { endpoint } | Self::Blocked { endpoint } => Some(endpoint.partner_id),
+            _ => None,
+        }
+    }
+
+    /// Within which time it usually ends by itself: as long as its alert waits.
+    pub(super) fn ends_within(&self) -> Option<Duration> {
+        match self {
+            Self::BreakerOpen { breaker } => {
+                let is_real = breaker.name != super::waiting::SANDBOX;
+                (is_real && !breaker.opened_by_operator()).then_some(Duration::minutes(5))
+            }
+            Self::LanesHeldBack { .. } => Some(Duration::minutes(10)),
+            Self::Blocked { .. } => Some(Duration::minutes(30)),
+            _ => None,
+        }
+    }
+
+    /// The stage that ends it, by itself or once somebody has done something.
+    pub(super) fn ended_by(&self) -> Option<Stage> {
+        match self {
+            Self::BreakerOpen { .. } | Self::PurchasesLate { .. } | Self::LanesHeldBack { .. } => {
+                Some(Stage::Provisioner)
+            }
+            Self::WebhooksLate { .. }
+            | Self::NoAddress { .. }
+            | Self::Exhausted { .. }
+            | Self::Blocked { .. }
+            | Self::RetentionBehind { .. } => Some(Stage::Notifier),
             _ => None,
         }
     }
@@ -423,9 +464,7 @@ impl FindingKind {
             Self::OrdersFail { partner, .. } => partner.is_none(),
             Self::ClockOff { ahead, .. } => ahead.abs() > SKEW_AT_START,
             Self::Wraparound { age } => *age >= XID_CRITICAL,
-            Self::BreakerOpen { breaker, .. } => {
-                (breaker.name != super::waiting::SANDBOX) == is_live
-            }
+            Self::BreakerOpen { breaker } => (breaker.name != super::waiting::SANDBOX) == is_live,
             Self::PurchasesLate { provider, .. } | Self::LanesHeldBack { provider, .. } => {
                 (provider != super::waiting::SANDBOX) == is_live
             }
@@ -467,11 +506,9 @@ impl FindingKind {
             | Self::OnStandby
             | Self::NotDurable { .. }
             | Self::StandbyMissing
-            | Self::ArchiveLags { .. }
-            | Self::NotSynchronous
-            | Self::NatsDown { .. }
-            | Self::StreamMissing { .. } => true,
-            Self::ClockOff { ahead, .. } => ahead.abs() > SKEW_AT_START,
+            | Self::NotSynchronous => true,
+            Self::Unserved { keeps_orders, .. } => *keeps_orders,
+            Self::ClockOff { ahead, .. } => ahead.abs() > SKEW_GRAVE,
             Self::Wraparound { age } => *age >= XID_CRITICAL,
             Self::PurchasesLate {
                 provider, oldest, ..
@@ -481,7 +518,7 @@ impl FindingKind {
                 oldest,
                 ..
             } => *oldest >= VERY_LATE && *environment == AffectedEnvironment::Live,
-            Self::BreakerOpen { breaker, .. } => breaker.name != super::waiting::SANDBOX,
+            Self::BreakerOpen { breaker } => breaker.name != super::waiting::SANDBOX,
             Self::OrdersFail {
                 how,
                 partner,
@@ -497,10 +534,8 @@ impl FindingKind {
                 }
                 FailureKind::Invalid | FailureKind::Limited => false,
             },
-            Self::BackupOld { hours } => hours.is_none_or(|hours| hours > BACKUP_VERY_OLD),
             Self::DiskFilling { percent, .. } => *percent < DISK_FULL,
             Self::ProcessesMissing { .. }
-            | Self::Unserved { .. }
             | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
@@ -513,11 +548,15 @@ impl FindingKind {
             | Self::StandbyLags { .. }
             | Self::LongTransaction { .. }
             | Self::NotArchived
+            | Self::ArchiveLags { .. }
             | Self::RetentionBehind { .. }
+            | Self::NatsDown { .. }
+            | Self::NatsRefuses { .. }
+            | Self::StreamMissing { .. }
             | Self::ReplicasMissing { .. }
             | Self::ConsumerMissing { .. }
-            | Self::NatsRefuses { .. }
             | Self::DeadMessages { .. }
+            | Self::BackupOld { .. }
             | Self::DrillOld { .. } => false,
         };
         if is_fault {
@@ -529,13 +568,10 @@ impl FindingKind {
 
     /// Whether somebody has to do something. What mends itself asks for nobody, and neither does a
     /// pause that the partner has set and can end. A provider that denies our account is tested,
-    /// too, but no test mends a key; and one that has failed for long is to be asked.
+    /// too, but no test mends a key.
     fn needs_person(&self) -> bool {
         match self {
-            Self::BreakerOpen { breaker, is_long } => {
-                let is_real = breaker.name != super::waiting::SANDBOX;
-                breaker.denied || (*is_long && is_real && !breaker.opened_by_operator())
-            }
+            Self::BreakerOpen { breaker } => breaker.denied,
             Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
             Self::Paused { endpoint } => endpoint.state != EndpointState::PausedByPartner,
             Self::StageDead { .. }
@@ -576,17 +612,66 @@ impl FindingKind {
     }
 }
 
-impl FindingKind {
-    /// The alert that fires for it.
+/// The alerts that page somebody. The others make a ticket. A test compares them with the rules.
+const PAGES: [&str; 15] = [
+    "IngressDown",
+    "IngressErrors",
+    "NothingGetsThrough",
+    "UnservedProvider",
+    "ProvisionerDown",
+    "ProvisionerFarBehind",
+    "ProviderBreakerOpen",
+    "NotifierDown",
+    "NotifierFarBehind",
+    "DatabaseDown",
+    "CommitsLost",
+    "StandbyNotSynchronous",
+    "ClockSkew",
+    "DiskAlmostFull",
+    "XidAgeCritical",
+];
+
+impl Finding {
+    /// The alert that fires for it, and is as urgent: a fault pages, a warning makes a ticket, and
+    /// what ends by itself does neither.
     pub fn alert(&self) -> Option<&'static str> {
+        let urgent = match self.severity() {
+            Severity::Mends => return None,
+            Severity::Warning => false,
+            Severity::Fault => true,
+        };
+        let alert = self.kind.named_alert();
+        alert.filter(|alert| PAGES.contains(alert) == urgent)
+    }
+
+    /// The section of the runbook: that of the alert, or another one where it has none.
+    pub fn see(&self) -> String {
+        let kind = &self.kind;
+        let section = match (kind.named_alert(), kind) {
+            (_, FindingKind::StandbyMissing) => "standbymissing".to_owned(),
+            (Some(alert), _) => alert.to_lowercase(),
+            (None, FindingKind::OnStandby) => "failover-of-postgresql".to_owned(),
+            (None, FindingKind::NotDurable { .. }) => "commitslost".to_owned(),
+            (None, FindingKind::NotArchived) => "back-up-and-restore".to_owned(),
+            (None, FindingKind::OrdersFail { .. }) => "ordersrefused".to_owned(),
+            (None, _) => "endpointsblocked".to_owned(),
+        };
+        format!("docs/operations.md#{section}")
+    }
+}
+
+impl FindingKind {
+    /// Which of the alerts of its matter it is, which follows from the detail.
+    fn named_alert(&self) -> Option<&'static str> {
         let alerts = self.matter().alerts().ok()?;
-        // Which of several alerts it is follows from the detail.
         let nth = match self {
             Self::StageDead { stage, .. } => match stage {
                 Stage::Ingress => 0,
                 Stage::Provisioner => 1,
                 Stage::Notifier => 2,
             },
+            // Commits wait, so no pulse comes through.
+            Self::StandbyMissing => 1,
             Self::Wraparound { age } => usize::from(*age >= XID_CRITICAL),
             Self::PurchasesLate { provider, .. } if provider == super::waiting::SANDBOX => 0,
             Self::PurchasesLate { oldest, .. } => 1 + usize::from(*oldest >= VERY_LATE),
@@ -597,28 +682,16 @@ impl FindingKind {
             } => usize::from(*oldest >= VERY_LATE && *environment == AffectedEnvironment::Live),
             Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
             Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
-            Self::OrdersFail { how, .. } => match how {
-                FailureKind::Errors => 0,
-                FailureKind::Refused => 1,
-                FailureKind::Denied => 2,
-                FailureKind::Invalid | FailureKind::Limited => return None,
+            Self::OrdersFail { how, .. } => match (how, self.severity()) {
+                (FailureKind::Errors, _) => 0,
+                (FailureKind::Refused | FailureKind::Denied, Severity::Fault) => 3,
+                (FailureKind::Refused, _) => 1,
+                (FailureKind::Denied, _) => 2,
+                (FailureKind::Invalid | FailureKind::Limited, _) => return None,
             },
             _ => 0,
         };
         alerts.get(nth).copied()
-    }
-
-    /// The section of the runbook: that of its alert, or another one where it has none.
-    pub fn see(&self) -> String {
-        let section = match (self.alert(), self) {
-            (Some(alert), _) => alert.to_lowercase(),
-            (None, Self::OnStandby) => "failover-of-postgresql".to_owned(),
-            (None, Self::NotDurable { .. }) => "commitslost".to_owned(),
-            (None, Self::NotArchived) => "back-up-and-restore".to_owned(),
-            (None, Self::OrdersFail { .. }) => "ordersrefused".to_owned(),
-            (None, _) => "endpointsblocked".to_owned(),
-        };
-        format!("docs/operations.md#{section}")
     }
 }
 
@@ -639,9 +712,14 @@ impl Matter {
             Self::NotDurable => {
                 return Err("no metric shows these settings; only who changes them can mend them");
             }
-            Self::StandbyMissing => &["StandbyMissing"],
+            Self::StandbyMissing => &["StandbyMissing", pg::down::ALERT],
             Self::ClockOff => &[pg::down::CLOCK_ALERT],
-            Self::OrdersFail => &["IngressErrors", "OrdersRefused", "AuthFailures"],
+            Self::OrdersFail => &[
+                "IngressErrors",
+                "OrdersRefused",
+                "AuthFailures",
+                "NothingGetsThrough",
+            ],
             Self::Wraparound => &["XidAgeHigh", "XidAgeCritical"],
             Self::ProcessesMissing => &["InstanceDown"],
             Self::Unserved => &["UnservedProvider"],
@@ -727,6 +805,16 @@ mod tests {
         ),
     ];
 
+    /// Findings that are told before the alert of their matter fires, as what they are by then.
+    const NO_ALERT_YET: [(Matter, Severity); 3] = [
+        // It pages once an order waits.
+        (Matter::Unserved, Severity::Warning),
+        // It pages from 10 s on.
+        (Matter::ClockOff, Severity::Warning),
+        // The sandbox's breaker has no alert.
+        (Matter::BreakerOpen, Severity::Warning),
+    ];
+
     #[test]
     fn each_finding_names_its_alert_and_each_alert_has_a_finding_or_a_reason() {
         let rules = include_str!("../../../../../deploy/observability/prometheus/alerts.yml");
@@ -752,6 +840,23 @@ mod tests {
             left, without,
             "alerts without a finding and without a reason"
         );
+        // One severity: what pages is a fault, and what makes a ticket a warning.
+        let urgency = |alert: &str| {
+            let (_, rule) = rules.split_once(&format!("- alert: {alert}\n"))?;
+            let (_, severity) = rule.split_once("severity: ")?;
+            Some(severity.starts_with("page"))
+        };
+        for alert in &named {
+            assert_eq!(urgency(alert), Some(PAGES.contains(alert)), "{alert}");
+        }
+        for one in super::super::samples::samples(OffsetDateTime::UNIX_EPOCH) {
+            let fires = one.alert();
+            let severity = one.severity();
+            let named = one.kind.named_alert();
+            let is_as_bad = severity == Severity::Mends || fires == named;
+            let has_reason = NO_ALERT_YET.contains(&(one.kind.matter(), severity));
+            assert!(is_as_bad || has_reason, "{severity:?} {named:?}: {one:?}");
+        }
         for matter in Matter::iter() {
             match matter.alerts() {
                 Ok(alerts) => assert!(!alerts.is_empty(), "{matter:?}"),

@@ -55,10 +55,30 @@ impl Finding {
             what: self.kind.what(),
             since: self.since,
             felt: self.kind.felt(),
-            remedy: self.kind.remedy(),
+            remedy: self.remedy(),
             command: self.kind.command(),
-            see: self.kind.see(),
-            alert: self.kind.alert(),
+            see: self.see(),
+            alert: self.alert(),
+        }
+    }
+
+    /// What to do. What needs a stage that is dead says so, because nothing else ends it.
+    fn remedy(&self) -> Cow<'static, str> {
+        let remedy = match &self.kind {
+            FindingKind::BreakerOpen { breaker } if self.is_long() && !breaker.denied => {
+                "ask the provider what is wrong; once it responds, a running provisioner finds that with the next order that waits, and buys again".into()
+            }
+            FindingKind::LanesHeldBack { .. } if self.is_long() => {
+                "ask the provider what became of these purchases; they are bought again once look-ups have settled the unknown ones".into()
+            }
+            kind => kind.remedy(),
+        };
+        match self.after {
+            None => remedy,
+            Some(stage) => Cow::Owned(format!(
+                "{} has to run again first, because nothing else ends this; then {remedy}",
+                stage.as_str()
+            )),
         }
     }
 }
@@ -202,7 +222,7 @@ impl FindingKind {
                 stage.as_str(),
                 running.saturating_add(*missing)
             ),
-            Self::Unserved { providers } => format!(
+            Self::Unserved { providers, .. } => format!(
                 "products name {}, which no provisioner has ever served",
                 named(providers)
             ),
@@ -311,7 +331,7 @@ impl FindingKind {
                 whose(endpoint),
                 wait(endpoint)
             ),
-            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => format!(
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => format!(
                 "an operator has stopped buying at {}{}: {}",
                 breaker.name,
                 breaker
@@ -320,12 +340,12 @@ impl FindingKind {
                     .unwrap_or_default(),
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
-            Self::BreakerOpen { breaker, .. } if breaker.denied => format!(
+            Self::BreakerOpen { breaker } if breaker.denied => format!(
                 "{} denies our account, so nothing is bought there: {}",
                 breaker.name,
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
-            Self::BreakerOpen { breaker, .. } => format!(
+            Self::BreakerOpen { breaker } => format!(
                 "{}: {}",
                 match breaker.state {
                     // While a test is under way it is open.
@@ -498,7 +518,7 @@ impl FindingKind {
         })
     }
 
-    /// What to do.
+    /// What to do, where nothing else is wrong.
     #[expect(
         clippy::too_many_lines,
         reason = "one match, so that a kind without a remedy does not compile"
@@ -527,7 +547,7 @@ impl FindingKind {
             }
             Self::PurchasesLate { breaker_open, .. } => {
                 if *breaker_open {
-                    "call the provider; buying there goes on by itself when it responds"
+                    "call the provider; a running provisioner goes on buying there when it responds"
                 } else {
                     "see whether a provisioner serves it, and how long its calls take"
                 }
@@ -570,23 +590,20 @@ impl FindingKind {
                 }
             },
             Self::NoAddress { .. } => {
-                "tell the partner to set the URL for its webhooks; they are then sent by themselves"
+                "tell the partner to set the URL for its webhooks; a running notifier then sends them"
             }
             Self::Exhausted { .. } => "when the endpoint works again, send them again",
             Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => {
                 "nothing: the partner ends it; ask the partner before you resume it"
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",
-            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => {
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
                 "nothing: from that time on a running provisioner tests it with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
             }
-            Self::BreakerOpen { breaker, .. } if breaker.denied => {
+            Self::BreakerOpen { breaker } if breaker.denied => {
                 "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits"
             }
-            Self::BreakerOpen { is_long: true, .. } => {
-                "ask the provider what is wrong; once it responds, a provisioner finds that with the next order that waits, and buys again by itself"
-            }
-            Self::BreakerOpen { breaker, .. } => {
+            Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
                         "nothing: from {} on a running provisioner tests it with the next order that waits, and buys again when the provider responds",
@@ -653,10 +670,10 @@ impl FindingKind {
                 "curl -sS -m 5 \"${}_ADMIN_URL/readyz\"",
                 stage.as_str().to_uppercase()
             )),
-            Self::BreakerOpen { breaker, .. } if breaker.opened_by_operator() => {
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
                 Some(format!("esimctl provider close {}", breaker.name))
             }
-            Self::BreakerOpen { breaker, .. } if breaker.denied => {
+            Self::BreakerOpen { breaker } if breaker.denied => {
                 Some(format!("esimctl provider check {}", breaker.name))
             }
             Self::OrdersFail { how, partner, .. } => match (how, partner) {
@@ -775,14 +792,7 @@ mod tests {
             balance: None,
             balance_at: None,
         };
-        let told = Finding::new(
-            FindingKind::BreakerOpen {
-                breaker,
-                is_long: false,
-            },
-            Some(at),
-        )
-        .told();
+        let told = Finding::new(FindingKind::BreakerOpen { breaker }, Some(at)).told();
         assert_eq!(
             told.what,
             "buying at usimsa has stopped, and its test is due: it answers 500"
@@ -818,11 +828,22 @@ mod tests {
                     balance: None,
                     balance_at: None,
                 };
-                let kind = FindingKind::BreakerOpen { breaker, is_long };
+                let kind = FindingKind::BreakerOpen { breaker };
                 let mut finding = Finding::new(kind, Some(at));
+                finding.lasts = is_long;
                 assert_eq!(finding.severity(), severity, "{state:?} {name} {is_long}");
                 let needed = severity != Severity::Mends;
                 assert_eq!(finding.told().needs_person, needed);
+                // Nobody else tests it.
+                let tested = finding.told().remedy;
+                finding.after = Some(Stage::Provisioner);
+                assert_ne!(finding.severity(), Severity::Mends);
+                let told = finding.told().remedy;
+                assert!(
+                    told.starts_with("provisioner has to run again first"),
+                    "{told}"
+                );
+                assert!(told.ends_with(&*tested), "{told}");
                 finding.told_at = Some(at);
                 assert_eq!(finding.severity(), Severity::Mends);
             }
