@@ -27,13 +27,13 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
   document.querySelector(".find input")?.focus();
 });
-// Figures are not replaced while somebody fills in a form of them, reads in them with the keyboard or selects text of them.
+// Figures are not replaced while somebody fills in a form of them, has unfolded a part, reads in them with the keyboard or selects text of them.
 const keep = (event) => {
   const part = event.target;
   if (part.id !== "live") return;
   const selection = getSelection();
   const selects = !selection.isCollapsed && part.contains(selection.anchorNode);
-  const fills = part.querySelector("details[open]");
+  const fills = part.querySelector("details[open]:not([data-open])");
   if (selects || fills || part.contains(document.activeElement)) event.preventDefault();
 };
 addEventListener("htmx:beforeRequest", keep);

@@ -16,6 +16,7 @@
 
 pub mod answers;
 pub mod finding;
+pub mod partner;
 pub mod samples;
 pub mod session;
 pub mod stages;

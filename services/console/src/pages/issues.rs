@@ -6,6 +6,7 @@ use store::figures::Measure;
 use crate::times::{TimeElement, Times};
 
 /// What is wrong, or what ends by itself.
+#[derive(Default)]
 pub(crate) struct Issue {
     pub(crate) class: &'static str,
     pub(crate) what: String,
@@ -17,7 +18,10 @@ pub(crate) struct Issue {
     pub(crate) command: Option<String>,
     /// The page that shows it, or on which it is ended.
     pub(crate) page: Option<String>,
+    /// Empty if no part of the runbook is about it.
     pub(crate) see: String,
+    /// A text for the partner whose page it is on.
+    pub(crate) text: Option<String>,
 }
 
 /// How a severity is coloured.
@@ -48,6 +52,7 @@ pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
         command: told.command,
         page: page_of(&one.kind),
         see: told.see,
+        text: one.for_partner(),
     }
 }
 

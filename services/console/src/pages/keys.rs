@@ -36,8 +36,6 @@ struct Page {
     limits: Vec<(&'static str, String)>,
     events: String,
     may: bool,
-    /// Whether this session may end a key that is in wrong hands.
-    may_end: bool,
     account: Option<ReasonForm>,
 }
 
@@ -86,9 +84,6 @@ pub(crate) async fn show(
         } else {
             partner.webhook_events.join(", ")
         },
-        may_end: visit.session.may(OperatorRole::Support)
-            && partner.has_secret_key
-            && !(partner.keys_ended && partner.old_access_key.is_none()),
         may: visit.session.may(OperatorRole::Operator) && partner.has_secret_key,
         account: account::form(partner, (&read.seen, &day), &visit.session),
     })

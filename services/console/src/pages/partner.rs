@@ -1,20 +1,16 @@
 //! A partner: what is to be known of it, its endpoints and its newest orders. Its refused requests
 //! ([`super::refusals`]) and its keys and limits ([`super::keys`]) have pages of their own.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashMap},
-};
+use std::{borrow::Cow, collections::HashMap};
 
 use accounts::partners::{self, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
     operator::{
-        self,
-        health::{FindingKind, HealthReport, waiting::WaitingQueue},
-        order_list,
+        self, health, order_list,
         partner_day::{self, LastAnswers, PartnerDay},
+        partners_lately,
     },
     self_service::{self, NoticeChannel, OrderPage, OrderState, Units},
 };
@@ -30,15 +26,16 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{ConsoleSession, OperatorRole, Viewer, Visit},
-    format::{brief, counted, number, took},
+    format::{counted, number, took},
     pages::{
         endpoints::{
             endpoint_class, endpoint_form, endpoint_state, endpoint_words, further_forms,
             next_test, since,
         },
         forms::ReasonForm,
-        issues::{Issue, issue},
+        issues::Issue,
         orders,
+        partner_health::{self, Check, PartnerFacts},
     },
     pictures::{Chart, bars},
     problem::Problem,
@@ -59,7 +56,11 @@ struct Page {
     verdict: String,
     class: &'static str,
     issues: Vec<Issue>,
+    /// The texts of all of them for the partner, as one.
+    text: String,
+    checks: [Check; 6],
     day: DayView,
+    last: TimeElement,
     endpoints: Vec<EndpointRow>,
     /// The state of its channel for notices, how that is coloured, and where it is.
     channel: Option<(Cow<'static, str>, &'static str, String)>,
@@ -78,8 +79,9 @@ pub(crate) struct PartnerHead {
     pub(crate) class: &'static str,
     /// The page that it is.
     pub(crate) tab: &'static str,
-    /// Whether the viewer may send its webhooks again.
+    /// Whether the viewer may send its webhooks again, and end a key of it.
     pub(crate) may: bool,
+    pub(crate) may_end: bool,
 }
 
 impl PartnerHead {
@@ -93,6 +95,9 @@ impl PartnerHead {
             class,
             tab,
             may: session.may(OperatorRole::Operator),
+            may_end: session.may(OperatorRole::Support)
+                && partner.has_secret_key
+                && !(partner.keys_ended && partner.old_access_key.is_none()),
         }
     }
 }
@@ -102,8 +107,6 @@ struct DayView {
     orders: String,
     half: String,
     most: String,
-    taken: String,
-    tries: String,
     refused: String,
     /// Its orders by the hour.
     chart: Chart,
@@ -166,57 +169,35 @@ pub(crate) async fn show(
     let now = runtime::clock::now();
     let back = format!("/partners/{id}");
     let (look, _) = app.figures().look(app.database()).await?;
-    let findings = look.report.findings.iter();
-    let issues: Vec<Issue> = findings
-        .filter_map(|one| one.of(id, found.partner.environment == "live"))
-        .map(|one| issue(&one, times))
+    let report = &look.report;
+    let known = &found.known;
+    let issues = partner_health::issues(known, report, times);
+    let texts: Vec<&str> = issues
+        .iter()
+        .filter_map(|one| one.text.as_deref())
         .collect();
-    let failing = found.endpoints.iter().filter(|one| one.failures > 0);
-    let failing = failing.count();
-    let tries = tries(&found);
-    let most_fail = tries.n > 0 && tries.failed.saturating_mul(2) >= tries.n;
+    let (class, verdict) = partner_health::verdict(known, &issues);
     page(&Page {
-        shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
-        head: PartnerHead::new(&found.partner, "health", &visit.session),
-        verdict: match issues.len() {
-            // The order of the arms is that of their weight for the partner.
-            _ if found.partner.disabled_at.is_some() => {
-                "It is disabled: each of its requests gets a 401".to_owned()
-            }
-            0 if failing > 0 => "An endpoint fails, and is tried again by itself".to_owned(),
-            // That nothing was found is not enough to say that it is well.
-            0 if found.day.orders() == 0 => {
-                "Nothing is known to keep its orders back, but none came in 24 hours".to_owned()
-            }
-            0 => well(&found),
-            1 => "1 thing is to be known of it".to_owned(),
-            several => format!("{several} things are to be known of it"),
-        },
-        class: if found.partner.disabled_at.is_some() || issues.iter().any(|one| one.class == "bad")
-        {
-            "bad"
-        } else if issues.is_empty() && failing == 0 && found.day.orders() == 0 {
-            "quiet"
-        } else if issues.is_empty() && failing == 0 && !most_fail {
-            "good"
-        } else {
-            "warn"
-        },
+        shell: Shell::new(&app, &visit.session, "/partners", &known.partner.name),
+        head: PartnerHead::new(&known.partner, "health", &visit.session),
+        verdict,
+        class,
+        text: texts.join(" "),
+        checks: partner_health::checks(known, report, times),
         issues,
-        day: day(&found, times),
-        endpoints: found
+        day: day(&known.day, times),
+        endpoints: known
             .endpoints
             .iter()
             .map(|endpoint| {
-                let count = found.attempts.get(&endpoint.endpoint_id.to_string());
+                let count = known.attempts.get(&endpoint.endpoint_id.to_string());
                 let last = found.answers.get(&endpoint.endpoint_id);
                 endpoint_row((endpoint, count, last), &visit.session, &back, now)
             })
             .collect(),
         channel: found.channel.as_ref().map(channel),
-        oldest: oldest(&look.report, times)
-            .get(&id.uuid())
-            .map_or_else(|| "–".to_owned(), |age| brief(*age)),
+        last: known.last.map(|at| times.ago(at)).unwrap_or_default(),
+        oldest: known.oldest(report, times),
         orders: found.orders,
         recent: RECENT,
     })
@@ -242,40 +223,12 @@ fn channel(channel: &NoticeChannel) -> (Cow<'static, str>, &'static str, String)
     }
 }
 
-/// How long the oldest webhook of each partner has been due, or its oldest purchase on hold has
-/// waited.
-pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Duration> {
-    let queues = report.waiting.queues.iter();
-    let webhooks = queues.filter_map(|(queue, backlog)| match queue {
-        WaitingQueue::Endpoint { partner_id, .. } if backlog.oldest > 0.0 => {
-            Some((*partner_id, Duration::seconds_f64(backlog.oldest)))
-        }
-        _ => None,
-    });
-    let parked = report.findings.iter().filter_map(|one| match &one.kind {
-        FindingKind::Parked { purchases, .. } => Some(purchases),
-        _ => None,
-    });
-    let parked = parked.flatten();
-    let parked = parked.map(|one| (one.partner_id.uuid(), times.now - one.since()));
-    let mut all: HashMap<Uuid, Duration> = HashMap::new();
-    for (partner, age) in webhooks.chain(parked) {
-        let oldest = all.entry(partner).or_default();
-        *oldest = age.max(*oldest);
-    }
-    all
-}
-
 struct Found {
-    partner: Partner,
-    endpoints: Vec<ListedEndpoint>,
-    /// The tries of a day, by endpoint.
-    attempts: BTreeMap<String, Count>,
+    known: PartnerFacts,
     /// The last answers, by endpoint.
     answers: HashMap<Uuid, LastAnswers>,
     /// Where it gets notices about its endpoints.
     channel: Option<NoticeChannel>,
-    day: PartnerDay,
     orders: Vec<OrderRow>,
 }
 
@@ -294,6 +247,9 @@ async fn read(
     };
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
     let orders = orders.after_flush(&mut *connection).await?;
+    let last = orders.first().map(|(head, _)| head.created_at);
+    let silent = last.map(|last| (last, id.uuid())).into_iter().collect();
+    let quiet = partners_lately::quiet(&mut *connection, silent, times.now).await?;
     let ids: Vec<Uuid> = orders
         .iter()
         .map(|(head, _)| head.order_id.uuid())
@@ -309,6 +265,8 @@ async fn read(
     let day = partner_day::read(&mut *connection, id, times.now).await?;
     let answers = partner_day::last_answers(&mut *connection, id).await?;
     let channel = self_service::channel(&mut *connection, id).await?;
+    let waiting = health::partner::waiting(&mut *connection, id, times.now).await?;
+    let waiting = waiting.after_flush(&mut *connection).await?;
     let orders = orders.into_iter().map(|(head, units)| {
         let webhooks = undelivered.get(&head.order_id.uuid()).copied();
         let webhooks = webhooks.unwrap_or_default();
@@ -339,36 +297,19 @@ async fn read(
         }
     });
     Ok(Some(Found {
-        partner,
-        endpoints,
-        attempts,
+        known: PartnerFacts {
+            partner,
+            endpoints,
+            attempts,
+            day,
+            last,
+            waiting,
+            usual: quiet.into_values().next(),
+        },
         answers,
         channel,
-        day,
         orders: orders.collect(),
     }))
-}
-
-/// The tries of its webhooks in a day.
-fn tries(found: &Found) -> Count {
-    let mut tries = Count::default();
-    for count in found.attempts.values() {
-        tries.merge(count);
-    }
-    tries
-}
-
-/// What a good verdict rests on.
-fn well(found: &Found) -> String {
-    let orders = counted(found.day.orders(), "order was", "orders were");
-    let tries = tries(found);
-    let taken = number(tries.n.saturating_sub(tries.failed));
-    let plus = if found.day.is_part() { "at least " } else { "" };
-    format!(
-        "Nothing keeps its orders back: in 24 hours {plus}{orders} stored, and {taken} of {} \
-         of webhooks were taken",
-        counted(tries.n, "try", "tries")
-    )
 }
 
 /// Which share of all tries was acknowledged.
@@ -381,12 +322,7 @@ fn taken(count: &Count) -> String {
 }
 
 /// The figures of the last day, and its orders by the hour.
-fn day(found: &Found, times: &Times) -> DayView {
-    let day = &found.day;
-    let mut all = Count::default();
-    for count in found.attempts.values() {
-        all.merge(count);
-    }
+fn day(day: &PartnerDay, times: &Times) -> DayView {
     let seconds =
         |of: Option<f64>| of.map_or_else(|| "–".to_owned(), |of| took(Duration::seconds_f64(of)));
     let now = times.now.unix_timestamp().div_euclid(3_600);
@@ -408,8 +344,6 @@ fn day(found: &Found, times: &Times) -> DayView {
         orders: format!("{}{plus}", number(day.orders())),
         half: seconds(day.half),
         most: seconds(day.most),
-        taken: taken(&all),
-        tries: counted(all.n, "try", "tries"),
         refused: number(day.refused),
         chart: bars("The last 24 hours", "an hour", &counts, &axis),
     }

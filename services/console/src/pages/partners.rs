@@ -12,13 +12,10 @@ use accounts::partners::{self, Partner, PartnerFilter};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    health::{
-        FindingKind, HealthReport,
-        finding::{FailureKind, Severity},
-    },
+    health::{FindingKind, HealthReport},
     partners_lately::{self, MOST_ORDERS, PartnerActivity},
 };
-use domain::{Environment, PartnerId, standing::EndpointState};
+use domain::{Environment, standing::EndpointState};
 use pg::PgConnection;
 use time::Duration;
 use uuid::Uuid;
@@ -29,10 +26,11 @@ use crate::{
     format::{brief, counted, number},
     looks::Activities,
     pages::{
-        endpoints::{endpoint_class, endpoint_state},
-        issues::class_of,
+        endpoints::endpoint_state,
+        issues::{class_of, worst},
         lists::{self, Tab, instant, or_empty, with},
-        partner::{oldest, standing},
+        partner::standing,
+        partner_health::oldest,
     },
     pictures::spark,
     problem::Problem,
@@ -78,6 +76,8 @@ const SORTS: [(&str, &str, &str, &str); 6] = [
 #[template(path = "partners.html")]
 struct Page {
     shell: Shell,
+    /// What keeps all of them back: how it is coloured, the gravest, and how much more there is.
+    of_all: Option<(&'static str, String, usize)>,
     tabs: Vec<Tab>,
     named: String,
     /// Which partners, as the address names it.
@@ -121,47 +121,70 @@ type Badges = Vec<(&'static str, String)>;
 /// What is wrong, by partner.
 fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap<Uuid, Badges> {
     let mut all: BTreeMap<Uuid, Badges> = BTreeMap::new();
-    let mut held: BTreeMap<Uuid, usize> = BTreeMap::new();
+    let mut held: BTreeMap<(Uuid, &str), usize> = BTreeMap::new();
     for one in &report.findings {
-        if let FindingKind::Parked { purchases, .. } = &one.kind {
-            for purchase in purchases {
-                *held.entry(purchase.partner_id.uuid()).or_default() += 1;
+        let (partner, text) = match &one.kind {
+            FindingKind::Parked { purchases, .. } => {
+                for purchase in purchases {
+                    *held
+                        .entry((purchase.partner_id.uuid(), "on hold"))
+                        .or_default() += 1;
+                }
+                continue;
             }
-        }
+            FindingKind::GiveBacksParked { give_backs, .. } => {
+                for give_back in give_backs {
+                    let partner = give_back.partner_id.uuid();
+                    *held.entry((partner, "not given back")).or_default() += 1;
+                }
+                continue;
+            }
+            FindingKind::OrdersFail {
+                partner: Some(partner),
+                failed,
+                all,
+                ..
+            } => (
+                *partner,
+                format!("{} of {} requests fail", number(*failed), number(*all)),
+            ),
+            FindingKind::NoAddress {
+                partner_id,
+                webhooks,
+                ..
+            } => {
+                let webhooks = counted(*webhooks, "webhook", "webhooks");
+                (*partner_id, format!("{webhooks}, no address"))
+            }
+            FindingKind::Exhausted { endpoint } => {
+                let webhooks = counted(endpoint.exhausted, "webhook", "webhooks");
+                (endpoint.partner_id, format!("{webhooks} given up"))
+            }
+            FindingKind::Paused { endpoint } | FindingKind::Blocked { endpoint } => (
+                endpoint.partner_id,
+                format!("endpoint {}", endpoint_state(endpoint)),
+            ),
+            _ => continue,
+        };
+        let badge = (class_of(one.severity()), text);
+        all.entry(partner).or_default().push(badge);
     }
-    for (partner, number) in held {
+    for ((partner, what), held) in held {
         let badges = all.entry(partner).or_default();
-        badges.push(("warn", format!("{number} on hold")));
+        badges.push(("warn", format!("{} {what}", number(held))));
     }
-    for one in &report.findings {
-        if let FindingKind::OrdersFail {
-            partner: Some(partner),
-            how,
-            ..
-        } = &one.kind
-        {
-            let badges = all.entry(*partner).or_default();
-            badges.push((class_of(one.severity()), failing(*how).to_owned()));
-        }
-    }
-    for endpoint in &report.endpoints {
+    let failing = report
+        .endpoints
+        .iter()
+        .filter(|one| one.state == EndpointState::Open && one.failures > 0);
+    for endpoint in failing {
         let badges = all.entry(endpoint.partner_id).or_default();
-        let is_well = endpoint.state == EndpointState::Open && endpoint.failures == 0;
-        if !is_well && (endpoint.state != EndpointState::NoUrl || endpoint.pending > 0) {
-            let class = endpoint_class(endpoint);
-            badges.push((class, format!("endpoint: {}", endpoint_state(endpoint))));
-        }
-        if endpoint.exhausted > 0 {
-            let given_up = counted(endpoint.exhausted, "webhook given up", "webhooks given up");
-            badges.push(("warn", given_up));
-        }
+        badges.push(("", "endpoint fails".to_owned()));
     }
     for (partner, one) in lately {
         let badges = all.entry(*partner).or_default();
         if let Some(oldest) = one.oldest {
-            let severity = partners_lately::severity(one.is_live, oldest, times.now);
-            let is_fault = severity == Severity::Fault;
-            let class = if is_fault { "bad" } else { "warn" };
+            let class = class_of(partners_lately::severity(one.is_live, oldest, times.now));
             let wait = counted(one.waiting, "purchase waits", "purchases wait");
             badges.push((class, wait));
         }
@@ -173,29 +196,13 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
     all
 }
 
-fn failing(how: FailureKind) -> &'static str {
-    match how {
-        FailureKind::Errors => "orders fail",
-        FailureKind::Denied => "requests get a 401",
-        FailureKind::Refused | FailureKind::Invalid => "orders are refused",
-        FailureKind::Limited => "orders are above its limit",
-    }
-}
-
-/// How bad what keeps back the orders or webhooks of all partners of an environment is, if
-/// anything does.
-fn keeps_back(report: &HealthReport, is_live: bool) -> Option<Severity> {
-    let findings = report.findings.iter();
-    let of_nobody = PartnerId::from(Uuid::nil());
-    let of_all = findings.filter_map(|one| one.of(of_nobody, is_live));
-    of_all.map(|one| one.severity()).max()
-}
-
 /// What the list is made of.
 struct Found {
-    /// What keeps back all test partners, and all live ones.
-    test: Option<Severity>,
-    live: Option<Severity>,
+    /// What keeps all partners back: how it is coloured, the gravest, and how much more there is.
+    of_all: Option<(&'static str, String, usize)>,
+    /// How it is coloured that all partners with real orders, or all test partners, are kept back.
+    live_kept_back: Option<&'static str>,
+    sandbox_kept_back: Option<&'static str>,
     health: BTreeMap<Uuid, Badges>,
     lately: Arc<Activities>,
     /// How long the oldest webhook or purchase of each partner has waited.
@@ -248,10 +255,16 @@ async fn found(
             *age = (*age).max(times.now - since);
         }
     }
+    let report = &look.report;
+    let mut of_all = report.of_all(true);
     let mut found = Found {
-        test: keeps_back(&look.report, false),
-        live: keeps_back(&look.report, true),
-        health: health(&look.report, &lately, times),
+        of_all: of_all.next().map(|one| {
+            let told = one.told();
+            (class_of(told.severity), told.what, of_all.count())
+        }),
+        live_kept_back: worst(report.of_all(true)),
+        sandbox_kept_back: worst(report.of_all(false)),
+        health: health(report, &lately, times),
         lately,
         oldest,
         partners: Vec::new(),
@@ -311,15 +324,18 @@ impl Found {
             let (standing, class) = standing(partner);
             badges.insert(0, (class, standing.to_owned()));
         }
-        let is_live = partner.environment == Environment::Live.as_str();
-        let of_all = if is_live { self.live } else { self.test };
-        if let Some(severity) = of_all.filter(|_| badges.is_empty()) {
-            badges.push((class_of(severity), "kept back, as all are".to_owned()));
-        }
+        // That nothing was found is not enough to say that it is well.
         if badges.is_empty() {
-            badges.push(match self.lately(partner).orders {
-                0 => ("", "no order, 24 h".to_owned()),
-                orders => ("good", format!("{} taken, 24 h", counts(orders))),
+            let is_live = partner.environment == Environment::Live.as_str();
+            let kept = if is_live {
+                self.live_kept_back
+            } else {
+                self.sandbox_kept_back
+            };
+            badges.push(match (kept, self.lately(partner).orders) {
+                (Some(class), _) => (class, "kept back, as others are".to_owned()),
+                (None, 0) => ("note", "no order, 24 h".to_owned()),
+                (None, orders) => ("good", format!("{} taken, 24 h", counts(orders))),
             });
         }
         badges
@@ -406,6 +422,7 @@ pub(crate) async fn show(
     let next = from + i64::try_from(rows.len()).unwrap_or_default();
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Partners"),
+        of_all: found.of_all.clone(),
         tabs: std::iter::once(tab("All", "")).chain(tabs).collect(),
         named: query.get("partner").unwrap_or_default().to_owned(),
         state,

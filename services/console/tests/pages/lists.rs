@@ -369,9 +369,12 @@ async fn partners_are_sorted_and_one_that_has_stopped_ordering_is_quiet() {
     .await
     .unwrap();
     sqlx::query(
-        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT order_id, 'look_up', 'sandbox', 'ready', partner_id, now() FROM orders
-         WHERE partner_id = (SELECT partner_id FROM partners WHERE name = 'Busy')",
+        "WITH placement AS (
+             INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at)
+             SELECT order_id, order_id, partner_id, 'sandbox', 'ready', 'placing', 1, now() FROM orders
+             WHERE partner_id = (SELECT partner_id FROM partners WHERE name = 'Busy') RETURNING *)
+         INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT placement_id, 'look_up', provider, lane, partner_id, now() FROM placement",
     )
     .execute(&mut connection)
     .await
@@ -407,6 +410,32 @@ async fn partners_are_sorted_and_one_that_has_stopped_ordering_is_quiet() {
         all.contains("<span class=\"badge bad\">3 purchases wait</span>"),
         "{all}"
     );
+    for (name, parts) in [
+        (
+            "Busy",
+            [
+                "3 of its orders wait for sandbox",
+                "3 of your orders take longer than usual: ",
+                "<b>Waiting for a provider</b><span>3 orders, and 0 on hold</span>",
+            ],
+        ),
+        (
+            "Quiet",
+            [
+                "it has been quiet for 1 d 1 h; on a day before it sent 1 order",
+                "no order of yours has come; before, you sent about 1 order a day.",
+                "<b>Refused requests</b><span>0, beside 0 orders</span>",
+            ],
+        ),
+    ] {
+        let found = browser.get(&format!("/find?q={name}")).await;
+        let path = found.headers()["location"].to_str().unwrap().to_owned();
+        let page = text(&mut browser, &path).await;
+        for part in parts {
+            assert!(page.contains(part), "no {part:?} in {page}");
+        }
+        assert!(page.contains("data-copy=\"say-"), "{page}");
+    }
     let csv = text(&mut browser, "/partners.csv?sort=refused").await;
     let first = csv.lines().nth(1).unwrap();
     assert!(first.starts_with("Rare,") && first.ends_with(",1"), "{csv}");

@@ -452,7 +452,7 @@ impl FindingKind {
 
     /// Whether it keeps back the orders or webhooks of all partners with real orders, or of all
     /// test partners.
-    fn keeps_back(&self, is_live: bool) -> bool {
+    pub(super) fn keeps_back(&self, is_live: bool) -> bool {
         match self {
             Self::StageDead { .. }
             | Self::DatabaseDown { .. }
