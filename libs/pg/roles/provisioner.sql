@@ -34,6 +34,7 @@ GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION report_of_esim(text, text, text, text, text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
--- What did not go straight.
-GRANT INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
+-- What did not go straight. It reads how many attempts were not found.
+GRANT SELECT (order_id, placement_id, kind, attempt),
+    INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_provisioner;

@@ -5,8 +5,8 @@
 //! before an operator resolved it. Whoever changes such a row [notes](write) it in the same
 //! transaction. What goes straight is never noted, so an order without trouble costs nothing.
 
-use domain::{HistoryKind, PlacementState, StoredReason};
-use pg::{Result, Transaction};
+use domain::{HistoryKind, OrderId, PlacementId, PlacementState, StoredReason};
+use pg::{Result, Transaction, signed};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -83,6 +83,24 @@ pub async fn write(transaction: &mut Transaction<'_>, notes: &[Note]) -> Result<
     );
     statement.execute(&mut **transaction).await?;
     Ok(())
+}
+
+/// How many attempts of a placement before this one were looked up and not found.
+pub async fn attempts_not_found(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    placement_id: PlacementId,
+    before: u32,
+) -> Result<u32> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT count(DISTINCT attempt) AS "count!" FROM history
+         WHERE order_id = $1 AND placement_id = $2 AND kind = $3 AND attempt < $4"#,
+        order_id.uuid(),
+        placement_id.uuid(),
+        HistoryKind::NotFound.as_str(),
+        signed(before),
+    );
+    Ok(u32::try_from(query.fetch_one(connection).await?).unwrap_or(u32::MAX))
 }
 
 /// What a placement was before an operator resolved it, or is after it.

@@ -38,7 +38,7 @@ use std::{
 
 pub use self::settle::Settlements;
 use domain::{PlacementId, PlacementState, Reason, placement, reason::ReasonCode};
-use pg::Database;
+use pg::{Database, PgConnection};
 use pipeline::{
     GroupCommit, messaging_span,
     payload::{JobPlacement, TopupJob, Verdict},
@@ -48,6 +48,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
+    history,
     placements::{self, Activity, AttemptOutcome, ClaimedPlacement, PlacementClaim},
     work::{LookResult, WorkLook},
 };
@@ -66,9 +67,11 @@ use crate::{
     reporter::Reporter,
 };
 
-/// The maximum number of attempts of one placement. After the last one the placement is parked,
-/// because a provider at which purchases are sent and never arrive needs a person.
-const MAX_ATTEMPTS: u32 = 50;
+/// The maximum number of attempts of one placement that are looked up and not found. After the last
+/// one the placement is parked, because a provider at which purchases are sent and never arrive
+/// needs a person. Attempts that certainly bought nothing, because they were not sent or the
+/// provider was busy, do not count: after an outage every placement has many of them.
+const MAX_LOST: u32 = 50;
 /// The longest wait that is honoured if a provider asks for one, so that a nonsensical
 /// `Retry-After` cannot stop a placement for days.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
@@ -462,8 +465,8 @@ impl ProviderContext {
                     .max(Duration::from_secs(1));
                 if self.cannot_prove_absence() {
                     self.not_found_by_search(claimed)
-                } else if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
-                    let said = format!("not found after each of {} attempts", claimed.attempt);
+                } else if after_settling_delay && self.lost_attempts(claimed).await >= MAX_LOST {
+                    let said = format!("{MAX_LOST} attempts were looked up and not found");
                     self.park(claimed, Reason::with(ReasonCode::OutcomeUnknown, said))
                 } else {
                     AttemptOutcome::NotFound {
@@ -486,6 +489,31 @@ impl ProviderContext {
             }
         };
         self.settle(claimed, outcome).await;
+    }
+
+    /// How many attempts of this placement look-ups did not find, with the present one; 0 if they
+    /// need not be counted. The history tells of each.
+    async fn lost_attempts(&self, claimed: &ClaimedPlacement) -> u32 {
+        if claimed.attempt < MAX_LOST {
+            return 0;
+        }
+        let order = claimed.order_id;
+        let id = claimed.placement_id;
+        let count = async |connection: &mut PgConnection| {
+            history::attempts_not_found(connection, order, id, claimed.attempt).await
+        };
+        match self.database.run(count).await {
+            Ok(earlier) => earlier + 1,
+            Err(error) => {
+                tracing::warn!(
+                    placement.id = %claimed.placement_id,
+                    %error,
+                    "the attempts that were not found cannot be counted, so the placement is not \
+                     parked for their number yet"
+                );
+                0
+            }
+        }
     }
 
     /// Whether an attempt whose outcome is unknown may be sent again: only where nothing else can

@@ -52,6 +52,42 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
     );
 }
 
+/// Only what was looked up and not found counts towards parking. What a long outage leaves behind
+/// does not: the attempts that were never sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_attempts_that_were_not_found_park_a_placement() {
+    let bench = Bench::start(|_| {}).await;
+    let ids = bench.store("sandbox", 2, &["flapping"]).await;
+    for id in &ids {
+        bench
+            .set(
+                "UPDATE placements SET attempt = 60 WHERE placement_id = $1",
+                *id,
+            )
+            .await;
+    }
+    // Each of 49 attempts was looked up twice.
+    bench
+        .sql(&format!(
+            "INSERT INTO history (order_id, placement_id, provider, kind, attempt)
+             SELECT order_id, placement_id, provider, 'not_found', lost
+             FROM placements, generate_series(1, 49) lost, generate_series(1, 2)
+             WHERE placement_id = '{}'",
+            ids[1]
+        ))
+        .await;
+    bench.announce("sandbox", &ids).await;
+    let bought = bench.ready(ids[0]).await;
+    assert_eq!((bought.state.as_str(), bought.attempt), ("placed", 63));
+    let parked = bench.until(ids[1], |stored| stored.state == "parked").await;
+    assert_eq!(parked.attempt, 61);
+    let reason = parked.reason.unwrap();
+    assert!(
+        reason.contains("50 attempts were looked up and not found"),
+        "{reason}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_repeated_before_the_settling_delay_is_over() {
     let bench = Bench::start(|config| config.settle = Duration::from_hours(100)).await;
