@@ -272,17 +272,17 @@ impl ProviderContext {
             tracing::warn!(
                 placement.id = %claimed.placement_id,
                 "attempt abandoned without sending the purchase, because it was recorded too long \
-                 ago; the next attempt follows once it is certain that nothing was sent"
+                 ago; nothing is bought, and the next attempt follows"
             );
-            // Only this process may send the attempt, and it will not, so nothing is bought. A
-            // look-up finds that out by itself, unless the provider's look-ups prove no absence.
-            if self.cannot_prove_absence() {
-                let abandoned = AttemptOutcome::NotBought {
-                    retry_in: placement::next_attempt(claimed.attempt),
-                    reason: Reason::with(ReasonCode::NotSent, "it was recorded too long ago"),
-                };
-                self.settle(claimed, abandoned).await;
-            }
+            // Only this process may send the attempt, and it will not. If another one has looked it
+            // up meanwhile and the placement has moved on, this outcome of an earlier attempt
+            // changes nothing.
+            let _room = self.release_once_recordable(permit).await;
+            let abandoned = AttemptOutcome::NotBought {
+                retry_in: placement::next_attempt(claimed.attempt),
+                reason: Reason::with(ReasonCode::NotSent, "it was recorded too long ago"),
+            };
+            self.settle(claimed, abandoned).await;
             return;
         };
         let provider_time = time_of_provider(trigger.permit_wait, asked.elapsed());

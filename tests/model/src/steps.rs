@@ -177,7 +177,10 @@ impl Protocol {
                     old: false,
                 });
             }
-            (Action::Abandon(_), _) => *work = Work::Idle,
+            // If it dies before the record, a look-up finds out.
+            (Action::Abandon(_), Work::Fresh { job, .. }) => {
+                *work = Work::Settling(job, Settlement::NotSent);
+            }
             (Action::Announce(_), Work::Announcing(job)) => {
                 *work = Work::Idle;
                 let row = &mut state.rows[job.row];

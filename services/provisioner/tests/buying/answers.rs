@@ -117,6 +117,25 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
     assert_eq!(bench.sandbox.bought(id).await, (0, 0));
 }
 
+/// An attempt that is not sent needs no look-up, which would cost two calls and the settling delay.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_turn_comes_too_late_is_over() {
+    let bench = Bench::start(|config| config.provider_rate = 1).await;
+    let ids = bench.store("sandbox", 4, &["ready"]).await;
+    bench.announce("sandbox", &ids).await;
+    // One of them has its turn at once.
+    wait::soon("three abandoned attempts", async || {
+        let abandoned: i64 = sqlx::query_scalar(
+            "SELECT count(DISTINCT placement_id) FROM history
+             WHERE kind = 'not_sent' AND reason LIKE '%recorded too long ago'",
+        )
+        .fetch_one(&bench.pool)
+        .await?;
+        Ok((abandoned >= 3).then_some(()))
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_provider_is_asked_again_and_its_breaker_stays_closed() {
     let bench = Bench::start(|config| config.breaker_failures = 1).await;
