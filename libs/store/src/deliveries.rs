@@ -10,9 +10,9 @@
 //!
 //! The notifier calls these functions: [`work::due_deliveries`](crate::work::due_deliveries) looks,
 //! [`claim()`] takes the leases of due work and reads what a webhook needs ([`claim_known()`] reads
-//! less, if the endpoint is known), [`record()`] stores the result of the
-//! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
-//! attempted at once. [`resends`] makes many deliveries of a partner due again, in [`batches`].
+//! less, if the endpoint is known), [`record()`] stores the result of the attempt. [`defer`],
+//! [`put_back`], [`put_off`] and [`sweep`] keep the guarantee for deliveries that are not attempted
+//! at once. [`resends`] makes many deliveries of a partner due again, in [`batches`].
 //!
 //! It relies on the statements that create deliveries. The one that makes a unit ready inserts the
 //! delivery to the partner's first endpoint in the same transaction, and events are inserted
@@ -90,6 +90,26 @@ pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Resu
              FROM deliveries d
              WHERE w.id = ANY ($1) AND w.at > now() AND d.delivery_id = w.id",
             &ids,
+        );
+        statement.execute(&mut *connection).await?;
+        Ok::<_, Error>(())
+    })
+}
+
+/// Puts a delivery off whose outcome cannot be recorded: it is due again after half of its age,
+/// between a minute and a day. So it is attempted less and less often, although nothing counts its
+/// attempts. This changes only its work, because its own row may be what refuses changes. If it has
+/// become due meanwhile, for example because somebody has it sent again, it stays so.
+pub async fn put_off(connection: &mut PgConnection, id: DeliveryId) -> Result<()> {
+    retry_conflicts!(async {
+        let statement = sqlx::query!(
+            "INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id,
+                    now() + least(greatest((now() - created_at) / 2, interval '1 minute'), interval '1 day')
+             FROM deliveries
+             WHERE delivery_id = $1 AND state = 'pending'
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at WHERE w.at > now()",
+            id.uuid(),
         );
         statement.execute(&mut *connection).await?;
         Ok::<_, Error>(())

@@ -7,10 +7,10 @@
 //! time, so a retry takes the same path as any other due work.
 //!
 //! Guarantee: each delivery is attempted at least once, and again until an attempt succeeds or its
-//! schedule ends. Recording a result is retried while the database is away. It is given up if the
-//! process stops, or if the database refuses the record for a reason that no retry removes. Then
-//! the delivery is still pending, and it is attempted again when its lease, or its first lease,
-//! ends.
+//! schedule ends. Recording a result is retried while the database is away. If the process stops
+//! before it is recorded, the delivery is still pending, and it is attempted again when its lease,
+//! or its first lease, ends. If the database refuses the record for a reason that no retry removes,
+//! the next attempt is put off for longer and longer.
 //!
 //! Two processes may attempt one delivery at the same time. Leases only make that rare, because a
 //! process can outlive its lease, and a fresh delivery has none. The partner recognises a repeat by
@@ -268,7 +268,8 @@ impl Deliver {
                 "not sent, because the partner has no webhook URL; held until one is set"
             );
             self.metrics.delivery("no_endpoint");
-            return until_recorded(&self.without_url, delivery.id, &self.stop).await;
+            let refused = until_recorded(&self.without_url, delivery.id, &self.stop).await;
+            return self.put_off(&delivery, refused).await;
         };
         if !permit.move_to(&endpoint.host) {
             let ids = LogIds::of(&delivery);
@@ -324,8 +325,34 @@ impl Deliver {
             ended_attempts: delivery.ended_attempts,
             schedule_start: delivery.schedule_start,
         };
-        until_recorded(&self.attempts, attempted, &self.stop).await;
+        let refused = until_recorded(&self.attempts, attempted, &self.stop).await;
+        self.put_off(&delivery, refused).await;
         drop(kept_permit);
+    }
+
+    /// Puts a delivery off if the database has `refused` its record. The attempt is not counted
+    /// then, so its schedule does not advance, and its webhook would be sent once per lease for
+    /// ever.
+    async fn put_off(&self, delivery: &ClaimedDelivery, refused: Option<pg::Error>) {
+        let Some(error) = refused else { return };
+        let ids = LogIds::of(delivery);
+        tracing::error!(
+            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id, %error,
+            "the database refuses the outcome of a delivery, for example because its row is \
+             damaged; it is attempted again after half of its age, at least a minute and at most a \
+             day, until the cause is removed"
+        );
+        let put_off = self
+            .database
+            .run(async |connection| deliveries::put_off(connection, delivery.id).await);
+        if let Err(error) = put_off.await {
+            let ids = LogIds::of(delivery);
+            tracing::error!(
+                topup.id = ids.topup, event.id = ids.event, %error,
+                "cannot put the delivery off; it is attempted again when its lease, or its first \
+                 lease, ends"
+            );
+        }
     }
 
     /// How long after this attempt the next one is made; `None` if none is. The schedule decides,

@@ -22,51 +22,52 @@ use crate::metrics::Metrics;
 const BATCH: usize = 512;
 
 /// Records an item by group commit, and retries while the database is away. After the soft stop
-/// it is tried at most once more.
+/// it is tried at most once more. If it is not recorded then, the delivery is claimed again when
+/// its lease, or its first lease, ends.
 ///
-/// If the item is not recorded, the delivery is claimed again when its lease, or its first
-/// lease, ends. Nothing limits how often that happens. If the database refuses the record of
-/// one delivery every time, for example because its row is damaged, its webhook is therefore
-/// sent once per lease for ever: the attempt is not counted, so the schedule does not advance
-/// and the endpoint is not blocked for it. The other deliveries of the batch are not affected,
-/// because the group commit then writes each item by itself. An operator sees the error below
-/// for each of these attempts and can pause the endpoint until the cause is removed.
+/// Returns the error if the database refuses the record for another reason, for example because the
+/// row of the delivery is damaged. It would refuse it again, so the caller puts the delivery off.
+/// The other items of the batch are not affected, because the group commit then writes each by
+/// itself.
 pub(super) async fn until_recorded<W>(
     commit: &GroupCommit<W>,
     item: W::Item,
     stop: &CancellationToken,
-) where
+) -> Option<pg::Error>
+where
     W: BatchWriter<Error = pg::Error>,
     W::Item: Clone,
 {
-    // What the database refuses for another reason would be refused again.
-    match commit
-        .write_while(&item, stop, pg::Error::is_transient)
-        .await
-    {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::error!(
-            %error,
-            "cannot record the outcome of a delivery; it is claimed again when its lease, or its \
-             first lease, ends"
-        ),
-        Err(WriterPanicked) => tracing::error!(
-            "cannot record the outcome of a delivery, because the writer has failed and the process \
-             stops; another process claims it when its lease, or its first lease, ends"
-        ),
-    }
-}
-
-/// Logs that a batch was not recorded. Of the failures of one outage, one is logged each second.
-fn log_failure(error: &pg::Error, items: usize, what: &'static str) {
-    if let Some(others) = outage::DATABASE.line(error.is_transient()) {
-        tracing::error!(
-            %error,
-            others,
-            items,
-            what,
-            "cannot record a batch; it is kept in memory and tried again"
-        );
+    let again = |error: &pg::Error| {
+        let again = error.is_transient();
+        // Of the failures of one outage, one is logged each second.
+        if again && let Some(others) = outage::DATABASE.failed() {
+            tracing::error!(
+                %error,
+                others,
+                "cannot record the outcome of a delivery; it is kept in memory and tried again"
+            );
+        }
+        again
+    };
+    match commit.write_while(&item, stop, again).await {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) if error.is_transient() => {
+            tracing::error!(
+                %error,
+                "cannot record the outcome of a delivery, and the process stops; it is claimed \
+                 again when its lease, or its first lease, ends"
+            );
+            None
+        }
+        Ok(Err(error)) => Some(error),
+        Err(WriterPanicked) => {
+            tracing::error!(
+                "cannot record the outcome of a delivery, because the writer has failed and the \
+                 process stops; it is claimed again when its lease, or its first lease, ends"
+            );
+            None
+        }
     }
 }
 
@@ -108,9 +109,7 @@ impl BatchWriter for AttemptRecorder {
             let policy = &self.block_policy;
             deliveries::record(connection, items, policy, self.notices_per_day).await
         };
-        let made = perform(Effect::CommitAttempts, self.database.run(record))
-            .await
-            .inspect_err(|error| log_failure(error, items.len(), "attempts to deliver"))?;
+        let made = perform(Effect::CommitAttempts, self.database.run(record)).await?;
         for (kind, left_out) in made.notices {
             self.metrics.notices(kind, 1, left_out);
         }
@@ -150,11 +149,7 @@ impl BatchWriter for WithoutUrl {
         let set = async |connection: &mut PgConnection| {
             deliveries::set_no_endpoint(connection, items).await
         };
-        perform(Effect::CommitNoEndpoint, self.0.run(set))
-            .await
-            .inspect_err(|error| {
-                log_failure(error, items.len(), "deliveries without a webhook URL");
-            })?;
+        perform(Effect::CommitNoEndpoint, self.0.run(set)).await?;
         Ok(vec![(); items.len()])
     }
 

@@ -210,6 +210,37 @@ async fn a_broken_row_or_url_delays_no_other_delivery() {
     bench.stop().await;
 }
 
+/// An attempt that cannot be recorded is not counted, so only its age makes the next one later.
+#[tokio::test]
+async fn a_delivery_whose_outcome_is_refused_is_sent_less_and_less_often() {
+    let (bench, partner) = Bench::start_for("/hook").await;
+    bench
+        .sql("ALTER TABLE deliveries ADD CONSTRAINT refused CHECK (attempt = 0) NOT VALID")
+        .await;
+    let topup = bench.ready_and_announced(partner).await;
+    let due_after = async |least| {
+        bench
+            .stored(&topup, |stored| {
+                stored.due_in.is_some_and(|due_in| due_in > least)
+            })
+            .await
+    };
+    due_after(50.0).await;
+    assert_eq!(bench.receiver.received().len(), 1);
+    bench
+        .sql("UPDATE deliveries SET created_at = now() - interval '10 hours'")
+        .await;
+    bench.sql("UPDATE work SET at = now()").await;
+    let stored = due_after(4.9 * 3600.0).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("pending", 0));
+    assert_eq!(bench.receiver.received().len(), 2);
+    bench
+        .sql("ALTER TABLE deliveries DROP CONSTRAINT refused")
+        .await;
+    bench.sql("UPDATE work SET at = now()").await;
+    assert_eq!(bench.delivered(&topup).await.attempt, 1);
+}
+
 #[tokio::test]
 async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
