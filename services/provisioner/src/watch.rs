@@ -148,29 +148,40 @@ pub async fn watch(
 ) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
-        let refreshed = database.run(async |connection| {
-            for row in breakers(connection, &watched).await? {
-                if let Some(watched) = watched
-                    .iter()
-                    .find(|watched| watched.breaker.provider() == row.name)
-                {
-                    watched.breaker.update(row);
-                }
+        let read = database.run(async |connection| breakers(connection, &watched).await);
+        let read = logged(None, read.await);
+        for row in read.into_iter().flatten() {
+            if let Some(watched) = watched
+                .iter()
+                .find(|watched| watched.breaker.provider() == row.name)
+            {
+                watched.breaker.update(row);
             }
-            for watched in &mut watched {
-                watched.refresh(connection, &instance, &metrics).await?;
-            }
-            Ok::<_, pg::Error>(())
-        });
-        if let Err(error) = refreshed.await
-            && let Some(others) = outage::DATABASE.line(error.is_transient())
-        {
-            tracing::error!(
-                %error,
-                others,
-                "cannot refresh the state of the providers; working on with what was read last"
-            );
+        }
+        // What goes wrong with the rows of one provider keeps no other one from its share of the
+        // rate limit. While the database is away, all of them go wrong.
+        for watched in &mut watched {
+            let refreshed = database
+                .run(async |connection| watched.refresh(connection, &instance, &metrics).await);
+            let refreshed = refreshed.await;
+            logged(Some(watched.breaker.provider()), refreshed);
         }
     }
     Ok(())
+}
+
+/// Logs what could not be refreshed, of one provider or of all.
+fn logged<T>(provider: Option<&str>, refreshed: Result<T, pg::Error>) -> Option<T> {
+    refreshed
+        .inspect_err(|error| {
+            if let Some(others) = outage::DATABASE.line(error.is_transient()) {
+                tracing::error!(
+                    provider.name = provider,
+                    %error,
+                    others,
+                    "cannot refresh the state of a provider, or of all; working on with what was read last"
+                );
+            }
+        })
+        .ok()
 }

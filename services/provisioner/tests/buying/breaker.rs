@@ -200,3 +200,26 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
         "{attempted} of the dead provider's placements were attempted"
     );
 }
+
+/// The rows of one provider may be at fault alone, for example after a repair by hand.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_whose_rows_are_refused_keeps_no_other_one_from_its_share_of_the_rate() {
+    let bench = Bench::start(|config| {
+        config.providers.push("zendit".into());
+        config.provider_rate = 100;
+    })
+    .await;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+                  AS $$ BEGIN RAISE 'refused'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON provider_replicas
+             FOR EACH ROW WHEN (NEW.provider = 'sandbox') EXECUTE FUNCTION refuse();";
+    bench.sql(refuse).await;
+    // What was renewed before the refusal ends.
+    bench.sql("DELETE FROM provider_replicas").await;
+    wait::soon("the share of the other provider", async || {
+        let renewed = "SELECT provider FROM provider_replicas WHERE until > now()";
+        let renewed: Vec<String> = sqlx::query_scalar(renewed).fetch_all(&bench.pool).await?;
+        Ok((renewed == ["zendit"]).then_some(()))
+    })
+    .await;
+}
