@@ -4,7 +4,11 @@
 //! ([`watch`](crate::watch)), and [`Calls`](crate::calls::Calls) spaces its own calls evenly within
 //! that share. The sum of all shares never exceeds the limit. For that reason a replica that joins
 //! gets only what the others have given up, and is at full speed after two seconds. The share of a
-//! replica that died is free after three seconds.
+//! replica that does not renew it is free after three seconds.
+//!
+//! Such a replica has died, is stopping, or does not reach PostgreSQL. Then it claims nothing new,
+//! but the calls that it has begun to wait for go on within its old share, so that a stop need not
+//! give them up. For as long as these take, all replicas together may exceed the limit.
 //!
 //! Within a replica the calls of orders come first. Requests about delivered eSIMs wait behind
 //! them, one at a time, so a partner that polls the data use of its eSIMs delays a purchase by one
