@@ -52,8 +52,8 @@ pub struct Config {
     /// each other up: a look-up asks the provider whether it has a purchase, and further requests
     /// for the profiles of a purchase count as look-ups. The orders of one partner for one option
     /// use at most half of this number, so that one busy partner cannot block everybody. If
-    /// `PROVIDER_RATE` is set, the number is at most five times that rate, so that no call waits
-    /// longer than 5 s for its turn.
+    /// `PROVIDER_RATE` is set, the number is at most five times that rate. A purchase that waits
+    /// for half of `SETTLE` for its turn is not sent, and the next attempt follows.
     #[arg(
         long,
         env = "PROVIDER_CONCURRENCY",
@@ -161,16 +161,19 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// The longest time that a call waits for its turn under the rate limit. The number of permits is
-/// lowered so that no call has to wait longer.
+/// How long the purchases of one process wait for their turns under the rate limit, if it has the
+/// whole rate and makes no other calls. The number of permits is lowered so that they wait no
+/// longer. Where replicas share the rate, and while look-ups and collects wait in the same queue, a
+/// call waits several times as long. Then its lease may end, and a purchase may be abandoned; both
+/// cost further calls and buy nothing twice.
 const TURNS: Duration = Duration::from_secs(5);
 /// How long a ticket may wait for its permit before its queue counts as slow. Fresh tickets of a
 /// slow queue are deferred, so that ingress does not wait for their verdicts.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// The largest response that is read from a provider, in bytes, unless it is a list. An eSIM of eSIM
-/// Access has about 1 KB by its examples (April 2026), and so has a unit of the others; 1 MiB is
-/// enough for the texts that Airalo sends with an order.
+/// The largest response that is read from a provider, in bytes, unless it is a list. An eSIM of
+/// eSIM Access has about 1 KB by its examples (April 2026), and so has a unit of the others; 1 MiB
+/// is enough for the texts that Airalo sends with an order.
 fn response_max(max_units: u32) -> usize {
     usize::try_from(max_units).map_or(usize::MAX, |units| (units * 1024).max(1024 * 1024))
 }
@@ -212,8 +215,7 @@ impl Config {
         Ok(configured)
     }
 
-    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer
-    /// than [`TURNS`].
+    /// The limits of a provider's permits. A rate limit lowers them, see [`TURNS`].
     pub(crate) fn limits(&self, concurrency: u16) -> PermitLimits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
@@ -228,8 +230,8 @@ impl Config {
     }
 
     /// The lease of a claimed placement. It is long enough for a purchase and a collect, each with
-    /// its wait for the rate limit and its timeout, and for recording the outcome. `purchase` is
-    /// the timeout of a purchase, which some providers carry out before they respond.
+    /// its usual wait for the rate limit and its timeout, and for recording the outcome. `purchase`
+    /// is the timeout of a purchase, which some providers carry out before they respond.
     pub(crate) fn lease(&self, purchase: Duration) -> Duration {
         let turns = if self.provider_rate == 0 {
             Duration::ZERO

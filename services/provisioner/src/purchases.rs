@@ -98,7 +98,7 @@ pub struct ProviderContext {
     /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
     /// How long after its attempt was recorded a purchase may still arrive at the provider
-    /// (`SETTLE`).
+    /// (`SETTLE`). It has nothing to do with `settle`, which records an outcome.
     pub settle_delay: Duration,
     /// How long profiles may be missing, or an outcome unknown, before the placement is parked
     /// (`PARK_AFTER`).
