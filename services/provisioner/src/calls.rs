@@ -82,56 +82,45 @@ impl Calls {
         Some(response)
     }
 
-    /// Looks an attempt up by its placement id.
-    ///
-    /// `was_unknown` says that the purchase ended without a response and that no look-up has given
-    /// a definite one since, so that this look-up shows whether the purchase failed. If it is
-    /// false, a look-up that finds nothing says nothing about the lane: the attempt was perhaps
-    /// never sent, or its failure has been counted already.
+    /// Looks a purchase up.
     pub async fn look_up(
         &self,
-        lane: &Arc<str>,
         look_up: &LookUpRequest,
-        was_unknown: bool,
+        wanted: Wanted<'_>,
     ) -> Result<LookUpResponse, Trouble> {
-        self.turn_of_look_up().await;
-        let looking = perform(Effect::LookUp, self.provider.look_up(look_up));
-        let looking = within(self.longest(), looking);
+        if !self.provider.paces_look_ups() {
+            self.rate.turn().await;
+        }
+        let (effect, call) = match wanted {
+            Wanted::Outcome { .. } | Wanted::HeldOutcome => (Effect::LookUp, "look_up"),
+            Wanted::Profiles => (Effect::Collect, "collect"),
+        };
         let is_search = self.provider.capabilities().look_up == LookUp::Search;
         let part = if is_search && look_up.reference.is_none() {
             Part::Search
         } else {
             Part::LookUp
         };
-        let response = self.measure("look_up", part, looking, found).await;
-        match &response {
-            Ok(LookUpResponse::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
-            Ok(LookUpResponse::NotFound) if was_unknown => {
-                self.limiters.not_found(lane, Instant::now());
+        let looking = perform(effect, self.provider.look_up(look_up));
+        let looking = within(self.longest(), looking);
+        let response = self.measure(call, part, looking, found).await;
+        if let Wanted::Outcome { lane, was_unknown } = wanted {
+            match &response {
+                Ok(LookUpResponse::Found(_)) => {
+                    self.limiters.found(lane, was_unknown, Instant::now());
+                }
+                Ok(LookUpResponse::NotFound) if was_unknown => {
+                    self.limiters.not_found(lane, Instant::now());
+                }
+                Ok(LookUpResponse::NotFound) | Err(_) => {}
             }
-            Ok(LookUpResponse::NotFound) | Err(_) => {}
         }
         response
-    }
-
-    /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
-    /// already been confirmed.
-    pub async fn collect(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
-        self.turn_of_look_up().await;
-        let collect = perform(Effect::Collect, self.provider.look_up(look_up));
-        let collect = within(self.longest(), collect);
-        self.measure("collect", Part::LookUp, collect, found).await
     }
 
     /// When an operation that begins now is given up.
     fn longest(&self) -> Instant {
         Instant::now() + self.timeout * LONGEST
-    }
-
-    async fn turn_of_look_up(&self) {
-        if !self.provider.paces_look_ups() {
-            self.rate.turn().await;
-        }
     }
 
     /// Asks for the balance of our account. It says nothing about purchases, so it neither opens
@@ -227,6 +216,26 @@ impl Calls {
         }
         response
     }
+}
+
+/// What a look-up is for.
+#[derive(Clone, Copy)]
+pub enum Wanted<'a> {
+    /// The outcome of an attempt, which says whether its lane works.
+    ///
+    /// `was_unknown` says that the purchase ended without a response and that no look-up has given
+    /// a definite one since, so that this look-up shows whether the purchase failed. If it is
+    /// false, a look-up that finds nothing says nothing about the lane: the attempt was perhaps
+    /// never sent, or its failure has been counted already.
+    Outcome {
+        lane: &'a Arc<str>,
+        was_unknown: bool,
+    },
+    /// The outcome of an attempt of a purchase on hold. It has long been counted, so it says
+    /// nothing about the lane any more.
+    HeldOutcome,
+    /// The profiles of a purchase. It has been confirmed, so they say nothing about the lane.
+    Profiles,
 }
 
 /// The part of a provider that a call shows to work.
@@ -457,7 +466,10 @@ mod tests {
                 arrives_within: Duration::from_mins(1),
             };
             for _ in 0..FAILURES {
-                let looked_up = calls.look_up(&"lane".into(), &request, true).await;
+                let lane = &"lane".into();
+                let was_unknown = true;
+                let wanted = Wanted::Outcome { lane, was_unknown };
+                let looked_up = calls.look_up(&request, wanted).await;
                 assert!(looked_up.is_err());
             }
             assert_eq!(calls.breaker.is_healthy(), is_healthy, "{look_up:?}");

@@ -58,7 +58,7 @@ use vault::Vault;
 
 use crate::{
     assign,
-    calls::Calls,
+    calls::{Calls, Wanted},
     proof::Proof,
     providers::{
         BoughtUnits, LookUp, LookUpRequest, LookUpResponse, ProviderId, Purchase, PurchaseResponse,
@@ -365,7 +365,7 @@ impl ProviderContext {
             reference: bought.reference.clone(),
             ..self.look_up_request(claimed)
         };
-        match self.calls.collect(&look_up).await {
+        match self.calls.look_up(&look_up, Wanted::Profiles).await {
             Ok(LookUpResponse::Found(collected)) => BoughtUnits {
                 reference: collected.reference.or(bought.reference),
                 units: collected.units,
@@ -441,10 +441,10 @@ impl ProviderContext {
                 .record_units(claimed, trigger, bought, ReasonCode::ProfilesLate.into())
                 .await;
         }
-        let response = self
-            .calls
-            .look_up(lane, &self.look_up_request(claimed), claimed.unknowns > 0)
-            .await;
+        let request = self.look_up_request(claimed);
+        let was_unknown = claimed.unknowns > 0;
+        let wanted = Wanted::Outcome { lane, was_unknown };
+        let response = self.calls.look_up(&request, wanted).await;
         let _room = self.release_once_recordable(permit).await;
         let outcome = match response {
             Ok(LookUpResponse::Found(bought)) => {
@@ -606,7 +606,8 @@ impl ProviderContext {
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
     async fn collect(&self, claimed: &ClaimedPlacement, trigger: &Trigger, permit: Option<Permit>) {
-        let response = self.calls.collect(&self.look_up_request(claimed)).await;
+        let request = self.look_up_request(claimed);
+        let response = self.calls.look_up(&request, Wanted::Profiles).await;
         let _room = self.release_once_recordable(permit).await;
         match response {
             Ok(LookUpResponse::Found(bought)) => {

@@ -11,7 +11,7 @@ use pipeline::worker::{Permit, Trigger};
 use store::placements::{ClaimedPlacement, asked};
 
 use super::ProviderContext;
-use crate::providers::LookUpResponse;
+use crate::{calls::Wanted, providers::LookUpResponse};
 
 impl ProviderContext {
     /// Asks the provider whether it has the purchase of a parked placement whose outcome is
@@ -22,9 +22,8 @@ impl ProviderContext {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
-        // `collect` is the look-up that says nothing about the lane, where this attempt has long
-        // been counted.
-        let response = self.calls.collect(&self.look_up_request(claimed)).await;
+        let request = self.look_up_request(claimed);
+        let response = self.calls.look_up(&request, Wanted::HeldOutcome).await;
         let _room = self.release_once_recordable(permit).await;
         let (kind, reason) = match response {
             Ok(LookUpResponse::Found(bought)) => {
