@@ -125,8 +125,17 @@ pub async fn due(
     work::due(connection, &WorkKind::REQUESTS, provider, look).await
 }
 
+/// How requests are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestClaim {
+    /// None while the breaker of the provider is open.
+    Due,
+    /// Even then; see [`crate::providers::probe`].
+    Probe,
+}
+
 /// Claims those of the rows of `work` that are due, and leases them. While the breaker of the
-/// provider is not closed it returns nothing, except for a `probe`. A request that cannot be read
+/// provider is not closed it returns nothing, except for a probe. A request that cannot be read
 /// is [set aside](set_aside), so that it does not keep the others from being answered.
 ///
 /// `free` locks the rows of `work`, and `known` what is asked, in the form that is committed now. A
@@ -140,7 +149,7 @@ pub async fn claim(
     provider: &str,
     rows: &[Uuid],
     lease: Duration,
-    probe: bool,
+    claim: RequestClaim,
 ) -> Result<Vec<ClaimedRequest>> {
     let query = sqlx::query_as!(
         Row,
@@ -182,7 +191,7 @@ pub async fn claim(
         provider,
         rows,
         seconds(lease),
-        probe,
+        claim == RequestClaim::Probe,
     );
     let mut claimed = Vec::new();
     for row in query.fetch_all(&mut *connection).await? {

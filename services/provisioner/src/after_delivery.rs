@@ -31,7 +31,8 @@ use pipeline::{
 use runtime::clock::Moment;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, OpenGiveBack, UsageFailure,
+        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, OpenGiveBack, RequestClaim,
+        UsageFailure,
     },
     work::{LookResult, WorkLook},
 };
@@ -76,7 +77,7 @@ impl Handler for EsimRequestHandler {
         rows: &[Uuid],
         _class: TicketClass,
     ) -> anyhow::Result<Vec<(Uuid, ClaimedRequest)>> {
-        let claimed = self.context.claim_requests(rows, false).await?;
+        let claimed = self.context.claim_requests(rows, RequestClaim::Due).await?;
         Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
     }
 
@@ -98,7 +99,7 @@ impl ProviderContext {
         let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
         // An attempt is sent within a time that counts from before the claim.
         let claim_began = Moment::now();
-        for one in self.claim_requests(&rows, true).await? {
+        for one in self.claim_requests(&rows, RequestClaim::Probe).await? {
             let context = Arc::clone(self);
             self.shutdown.tracker().spawn(async move {
                 context.serve(&one, claim_began).await;
@@ -116,17 +117,17 @@ impl ProviderContext {
         Ok(found.map(Ticket::from))
     }
 
-    /// Claims due requests. While the breaker is not closed, only a `probe` gets one.
+    /// Claims due requests. While the breaker is not closed, only a probe gets one.
     async fn claim_requests(
         &self,
         rows: &[Uuid],
-        probe: bool,
+        claim: RequestClaim,
     ) -> Result<Vec<ClaimedRequest>, pg::Error> {
         let name = &self.calls.name;
         let lease = self.lease;
         self.database
             .run(async |connection| {
-                esim_requests::claim(connection, name, rows, lease, probe).await
+                esim_requests::claim(connection, name, rows, lease, claim).await
             })
             .await
     }

@@ -17,7 +17,8 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Reading, UsageFailure,
+        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Reading, RequestClaim,
+        UsageFailure,
     },
     providers::{self, StoredReport},
     work::WorkLook,
@@ -90,7 +91,7 @@ impl Bench {
     async fn claim_requests(&self) -> Vec<ClaimedRequest> {
         let mut connection = self.connection().await;
         let rows = due_requests(&mut connection).await;
-        esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, false)
+        esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, RequestClaim::Due)
             .await
             .unwrap()
     }
@@ -127,10 +128,18 @@ async fn a_breaker_that_is_not_closed_lets_one_request_through_as_its_probe() {
                  ON CONFLICT (name) DO UPDATE SET open_until = excluded.open_until"
             ))
             .await;
-        let claimed = esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, false).await;
+        let claimed =
+            esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, RequestClaim::Due).await;
         assert!(claimed.unwrap().is_empty(), "{open_until}");
     }
-    let probing = esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, true).await;
+    let probing = esim_requests::claim(
+        &mut connection,
+        PROVIDER,
+        &rows,
+        MINUTE,
+        RequestClaim::Probe,
+    )
+    .await;
     assert_eq!(probing.unwrap().len(), 1);
 }
 

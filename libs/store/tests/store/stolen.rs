@@ -764,9 +764,15 @@ async fn a_request_asks_the_provider_of_its_esim_only() {
             )
             .await;
         let mut connection = bench.connection().await;
-        let claimed = esim_requests::claim(&mut connection, provider, &[id], LEASE, false)
-            .await
-            .unwrap();
+        let claimed = esim_requests::claim(
+            &mut connection,
+            provider,
+            &[id],
+            LEASE,
+            esim_requests::RequestClaim::Due,
+        )
+        .await
+        .unwrap();
         assert_eq!(claimed.len(), usize::from(is_asked), "{provider}");
         let state: String = bench
             .value(
