@@ -22,7 +22,7 @@ pub(crate) use first::FirstClaim;
 use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 pub use settle::{
     AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
-    SettlementEffect, Statements, settle,
+    SettlementEffect, settle,
 };
 use sqlx::PgConnection;
 use uuid::Uuid;

@@ -21,9 +21,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{
-    Activity, AttemptOutcome, FirstClaim, PlacementSettlement, Statements, first::report_to, settle,
-};
+use super::{Activity, AttemptOutcome, FirstClaim, PlacementSettlement, first::report_to, settle};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -503,7 +501,7 @@ impl Unreadable {
             outcome: AttemptOutcome::Disputed {
                 reason: Reason::with(ReasonCode::RowUnreadable, error.to_string()),
             },
-            statements: Statements::General,
+            known: None,
         };
         settle(connection, &[parked]).await?;
         Ok(())

@@ -30,7 +30,7 @@ use sqlx::PgConnection;
 
 pub use self::outcome::{
     AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
-    SettlementEffect, Statements,
+    SettlementEffect,
 };
 use self::{bought::Bought, moves::Moves, outcome::Changes};
 
@@ -47,7 +47,7 @@ pub async fn settle(
     settlements: &[PlacementSettlement],
 ) -> Result<Vec<SettlementEffect>> {
     let mut settled = vec![SettlementEffect::default(); settlements.len()];
-    let remaining = retry_conflicts!(complete::settle(
+    let remaining = retry_conflicts!(complete::record(
         &mut *connection,
         settlements,
         &mut settled

@@ -25,7 +25,7 @@ use store::deliveries::{self, ClaimedDelivery, DeliveryContent, EsimContent};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
     self, Activity, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim,
-    PlacementSettlement, Progress, ReadyProfile, SettledUnit, SettlementEffect, Statements,
+    PlacementSettlement, Progress, ReadyProfile, SettledUnit, SettlementEffect,
 };
 use store::work::{self, WorkLook};
 use testkit::database::Database;
@@ -476,7 +476,7 @@ pub fn settlement(
         placement_id,
         attempt,
         outcome,
-        statements: Statements::General,
+        known: None,
     }
 }
 
@@ -485,7 +485,7 @@ pub fn settlement(
 pub fn fresh(order: &NewOrder, mut settlement: PlacementSettlement) -> PlacementSettlement {
     let units = order.placements.iter().flat_map(|part| &part.topups);
     let options = units.map(|unit| (unit.topup_id.clone(), unit.option_id));
-    settlement.statements = Statements::Lean(KnownColumns {
+    settlement.known = Some(KnownColumns {
         order_id: order.order_id,
         partner_id: order.partner_id,
         provider: PROVIDER.to_owned(),

@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection};
 use store::Unflushed;
 use store::{
     orders::{self, NewOrder},
-    placements::{self, PlacementClaim, PlacementSettlement, SettledUnit, Statements},
+    placements::{self, PlacementClaim, PlacementSettlement, SettledUnit},
     providers,
 };
 use tempfile::TempDir;
@@ -310,7 +310,7 @@ async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Placement
     assert_eq!(claimed.unwrap()[0].attempt, 1);
     let units: Vec<SettledUnit> = topups(&order).iter().map(ready).collect();
     let mut settlement = fresh(&order, bought(id, 1, units, true));
-    let Statements::Lean(known) = &mut settlement.statements else {
+    let Some(known) = &mut settlement.known else {
         panic!("the lean statement may record it");
     };
     known.is_proved_by_look_up = comes_again;
@@ -354,7 +354,7 @@ async fn a_settlement_that_a_look_up_brings_again_may_be_lost_and_keeps_its_atte
         assert_eq!((state.as_str(), left), ("placing", None));
         // As a look-up settles it.
         let again = PlacementSettlement {
-            statements: Statements::General,
+            known: None,
             ..settlement
         };
         settle(&mut connection, &[again]).await;

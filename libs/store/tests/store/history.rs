@@ -9,7 +9,7 @@ use desk::operator::{
 };
 use domain::{PartnerId, Reason, placement::Resolution, reason::ReasonCode};
 use store::history::{self, HistoryRow};
-use store::placements::{AttemptOutcome, PlacementSettlement, Progress, SettledUnit, Statements};
+use store::placements::{AttemptOutcome, PlacementSettlement, Progress, SettledUnit};
 use store::providers::{self, BreakerLimits};
 
 use crate::bench::{Bench, Told as _, applied, bought, order, placement, ready, topups};
@@ -41,7 +41,7 @@ fn settled(
         placement_id: placement(order),
         attempt,
         outcome,
-        statements: Statements::General,
+        known: None,
     }
 }
 

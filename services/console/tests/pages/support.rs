@@ -28,7 +28,7 @@ use store::{
     orders::{self, NewOrder, NewPlacement, NewTopup},
     placements::{
         self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile,
-        SettledUnit, Statements,
+        SettledUnit,
     },
     providers::{self, AfterDelivery},
 };
@@ -362,7 +362,7 @@ async fn store_order(
             park: None,
             announced: true,
         },
-        statements: Statements::General,
+        known: None,
     };
     placements::settle(connection, &[settlement]).await.unwrap();
     // As if its retries had ended.

@@ -29,7 +29,6 @@ use serde_json::{Value, json};
 use store::deliveries as stored;
 use store::placements::{
     self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
-    Statements,
 };
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -147,7 +146,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         placement_id: order.placement,
         attempt,
         outcome,
-        statements: Statements::General,
+        known: None,
     };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
     assert_eq!(settled[0].ready, [order.delivery]);

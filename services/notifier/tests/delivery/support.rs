@@ -20,7 +20,6 @@ use store::deliveries::endpoints;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
     self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
-    Statements,
 };
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
@@ -323,7 +322,7 @@ impl Bench {
             placement_id,
             attempt: claimed[0].attempt,
             outcome,
-            statements: Statements::General,
+            known: None,
         };
         let settled = placements::settle(&mut connection, &[settlement])
             .await

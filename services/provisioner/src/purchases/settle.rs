@@ -19,7 +19,7 @@ use pipeline::{
 use runtime::{Shutdown, outage};
 use store::placements::{
     self, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim, PlacementSettlement,
-    Progress, ReadyProfile, SettledUnit, SettlementEffect, Statements,
+    Progress, ReadyProfile, SettledUnit, SettlementEffect,
 };
 
 use super::ProviderContext;
@@ -211,16 +211,12 @@ impl ProviderContext {
         claimed: &ClaimedPlacement,
         outcome: AttemptOutcome,
     ) -> SettlementEffect {
-        let statements = if claimed.claim == PlacementClaim::Fresh {
-            Statements::Lean(self.known_columns(claimed))
-        } else {
-            Statements::General
-        };
+        let is_fresh = claimed.claim == PlacementClaim::Fresh;
         let mut settlement = PlacementSettlement {
             placement_id: claimed.placement_id,
             attempt: claimed.attempt,
             outcome,
-            statements,
+            known: is_fresh.then(|| self.known_columns(claimed)),
         };
         loop {
             let mut failed_writes = 0;
@@ -272,7 +268,7 @@ impl ProviderContext {
                         park: None,
                         announced: true,
                     },
-                    statements: Statements::General,
+                    known: None,
                     ..settlement.clone()
                 };
                 // If this fails, too, the dispute is recorded without it.

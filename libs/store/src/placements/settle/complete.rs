@@ -25,12 +25,12 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::outcome::{
-    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, SettlementEffect, Statements,
+    AttemptOutcome, KnownColumns, PlacementSettlement, Progress, SettlementEffect,
 };
 
 /// Records the common outcomes of a batch and puts their effects into `settled`. Returns the
 /// indices of the settlements that are left for the general statements.
-pub(super) async fn settle(
+pub(super) async fn record(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
     settled: &mut [SettlementEffect],
@@ -79,7 +79,7 @@ fn is_complete_and_fresh(settlement: &PlacementSettlement) -> bool {
     else {
         return false;
     };
-    matches!(settlement.statements, Statements::Lean(_))
+    settlement.known.is_some()
         && units
             .iter()
             .all(|unit| matches!(unit.progress, Progress::Ready(_)))
@@ -126,8 +126,8 @@ impl CompletePurchases {
             .iter()
             .filter(|settlement| is_complete_and_fresh(settlement))
         {
-            let (AttemptOutcome::Bought { units, listed, .. }, Statements::Lean(known)) =
-                (&settlement.outcome, &settlement.statements)
+            let (AttemptOutcome::Bought { units, listed, .. }, Some(known)) =
+                (&settlement.outcome, &settlement.known)
             else {
                 continue;
             };

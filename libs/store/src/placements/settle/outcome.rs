@@ -12,19 +12,11 @@ pub struct PlacementSettlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: AttemptOutcome,
-    pub statements: Statements,
-}
-
-/// Which statements may record a settlement.
-#[derive(Clone, Debug)]
-pub enum Statements {
-    /// The general ones, which record any outcome of any placement.
-    General,
-    /// Also the lean one, if the outcome is a complete purchase, because the placement was claimed
-    /// fresh. So what the lean statement would have to read is known, and the units have no eSIM
-    /// yet. Such a placement usually has no row in `work`. If one is left over, for example after a
-    /// late job, it does no harm, because the claim that finds it deletes it.
-    Lean(KnownColumns),
+    /// What is known of a placement that was claimed fresh, whose units have no eSIM yet. With it a
+    /// complete purchase is recorded by the lean statement, which then need not read it. Such a
+    /// placement usually has no row in `work`. If one is left over, for example after a late job,
+    /// it does no harm, because the claim that finds it deletes it.
+    pub known: Option<KnownColumns>,
 }
 
 /// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
