@@ -79,11 +79,11 @@ pub async fn read(
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = p.partner_id AND (o.partner_id, o.order_id) >= (p.partner_id, $1)
+                   WHERE o.partner_id = p.partner_id AND o.order_id >= $1
                    LIMIT $2) some_of_them) day
            LEFT JOIN LATERAL (
                SELECT o.order_id FROM orders o WHERE o.partner_id = p.partner_id
-               ORDER BY o.partner_id DESC, o.order_id DESC LIMIT 1) last ON true"#,
+               ORDER BY o.order_id DESC LIMIT 1) last ON true"#,
         first_id(since),
         MOST_ORDERS,
     );
@@ -169,9 +169,7 @@ pub async fn orders(
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = wanted.partner_id
-                     AND (o.partner_id, o.order_id) >= (wanted.partner_id, spans.low)
-                     AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)
+                   WHERE o.partner_id = wanted.partner_id AND o.order_id >= spans.low AND o.order_id < spans.high
                    LIMIT $4) bounded) some_of_them
            WHERE some_of_them.orders > 0"#,
         partners,
