@@ -33,6 +33,15 @@ pub(crate) fn class_of(severity: Severity) -> &'static str {
     }
 }
 
+/// The place of what is coloured in this way: the gravest comes first.
+pub(crate) fn weight(class: &str) -> u8 {
+    match class {
+        "bad" => 0,
+        "warn" => 1,
+        _ => 2,
+    }
+}
+
 /// The colour of a verdict about these findings, if there are any.
 pub(crate) fn worst<'a>(findings: impl Iterator<Item = &'a Finding>) -> Option<&'static str> {
     let worst = findings.map(Finding::severity).max()?;

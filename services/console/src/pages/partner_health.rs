@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::{
     format::{brief, counted, number, relative},
-    pages::issues::{Issue, class_of, issue},
+    pages::issues::{Issue, class_of, issue, weight},
     times::Times,
 };
 
@@ -137,11 +137,7 @@ pub(crate) fn issues(known: &PartnerFacts, report: &HealthReport, times: &Times)
         .chain(failing.map(|one| fails(one, times)))
         .chain(quiet(known, times))
         .collect();
-    all.sort_by_key(|one| match one.class {
-        "bad" => 0,
-        "warn" => 1,
-        _ => 2,
-    });
+    all.sort_by_key(|one| weight(one.class));
     all
 }
 
@@ -166,7 +162,7 @@ fn account(known: &PartnerFacts, times: &Times) -> Vec<Issue> {
             remedy: "an operator enables it when the reason has ended".to_owned(),
             page: page.clone(),
             text: Some(format!(
-                "Since {} your account is disabled, so your requests get status 401. Please write to us.",
+                "Since {}, your account is disabled, so your requests get status 401. Please write to us.",
                 minute(at)
             )),
             ..own("bad", Some(at), times)
@@ -221,10 +217,17 @@ fn waiting(one: &WaitingOrders, times: &Times) -> Issue {
 
 /// An endpoint that fails and is not blocked yet.
 fn fails(endpoint: &ListedEndpoint, times: &Times) -> Issue {
-    let wait = counted(endpoint.pending, "webhook waits", "webhooks wait");
     let host = endpoint.host();
+    let (wait, again) = match endpoint.pending {
+        0 => (String::new(), String::new()),
+        pending => {
+            let wait = counted(pending, "webhook waits", "webhooks wait");
+            let again = format!("; {wait} and will be sent again by themselves");
+            (format!(": {wait}"), again)
+        }
+    };
     Issue {
-        what: format!("its endpoint {host} fails and is tried again: {wait}"),
+        what: format!("its endpoint {host} fails and is tried again{wait}"),
         felt: "This partner gets these webhooks late.".to_owned(),
         remedy: "nothing at first: it is tried again by itself; tell the partner".to_owned(),
         page: Some(format!(
@@ -232,7 +235,7 @@ fn fails(endpoint: &ListedEndpoint, times: &Times) -> Issue {
             endpoint.partner_id, endpoint.endpoint_id
         )),
         text: Some(format!(
-            "Your endpoint {host} has not taken our last webhooks; {wait} and will be sent again by themselves."
+            "Your endpoint {host} has not taken our last webhooks{again}."
         )),
         ..own("", endpoint.failing_since, times)
     }
@@ -250,7 +253,7 @@ fn quiet(known: &PartnerFacts, times: &Times) -> Option<Issue> {
         remedy: "see whether its requests are refused; otherwise ask it".to_owned(),
         page: Some(format!("/partners/{}/refused", known.partner.partner_id)),
         text: Some(format!(
-            "Since {} no order of yours has come; before, you sent about {usual} a day. Is that on purpose?",
+            "Since {}, no order of yours has come; before, you sent about {usual} a day. Is that on purpose?",
             minute(last)
         )),
         ..own("warn", Some(last), times)

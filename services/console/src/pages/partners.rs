@@ -12,7 +12,10 @@ use accounts::partners::{self, Partner, PartnerFilter};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    health::{FindingKind, HealthReport},
+    health::{
+        Finding, FindingKind, HealthReport,
+        finding::{FailureKind, Severity},
+    },
     partners_lately::{self, MOST_ORDERS, PartnerActivity},
 };
 use domain::{Environment, standing::EndpointState};
@@ -27,7 +30,7 @@ use crate::{
     looks::Activities,
     pages::{
         endpoints::endpoint_state,
-        issues::{class_of, worst},
+        issues::{class_of, weight},
         lists::{self, Tab, instant, or_empty, with},
         partner::standing,
         partner_health::oldest,
@@ -141,13 +144,9 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
             }
             FindingKind::OrdersFail {
                 partner: Some(partner),
-                failed,
-                all,
+                how,
                 ..
-            } => (
-                *partner,
-                format!("{} of {} requests fail", number(*failed), number(*all)),
-            ),
+            } => (*partner, failing(*how).to_owned()),
             FindingKind::NoAddress {
                 partner_id,
                 webhooks,
@@ -196,13 +195,22 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
     all
 }
 
+fn failing(how: FailureKind) -> &'static str {
+    match how {
+        FailureKind::Errors => "orders fail",
+        FailureKind::Denied => "requests get a 401",
+        FailureKind::Refused | FailureKind::Invalid => "orders are refused",
+        FailureKind::Limited => "orders are above its limit",
+    }
+}
+
 /// What the list is made of.
 struct Found {
     /// What keeps all partners back: how it is coloured, the gravest, and how much more there is.
     of_all: Option<(&'static str, String, usize)>,
-    /// How it is coloured that all partners with real orders, or all test partners, are kept back.
-    live_kept_back: Option<&'static str>,
-    sandbox_kept_back: Option<&'static str>,
+    /// How bad what keeps back all test partners is, and all live ones.
+    test: Option<Severity>,
+    live: Option<Severity>,
     health: BTreeMap<Uuid, Badges>,
     lately: Arc<Activities>,
     /// How long the oldest webhook or purchase of each partner has waited.
@@ -256,14 +264,14 @@ async fn found(
         }
     }
     let report = &look.report;
-    let mut of_all = report.of_all(true);
+    let mut of_all = report.of_all(true).filter(|one| one.needs_person());
     let mut found = Found {
         of_all: of_all.next().map(|one| {
             let told = one.told();
             (class_of(told.severity), told.what, of_all.count())
         }),
-        live_kept_back: worst(report.of_all(true)),
-        sandbox_kept_back: worst(report.of_all(false)),
+        test: report.of_all(false).map(Finding::severity).max(),
+        live: report.of_all(true).map(Finding::severity).max(),
         health: health(report, &lately, times),
         lately,
         oldest,
@@ -327,17 +335,14 @@ impl Found {
         // That nothing was found is not enough to say that it is well.
         if badges.is_empty() {
             let is_live = partner.environment == Environment::Live.as_str();
-            let kept = if is_live {
-                self.live_kept_back
-            } else {
-                self.sandbox_kept_back
-            };
-            badges.push(match (kept, self.lately(partner).orders) {
-                (Some(class), _) => (class, "kept back, as others are".to_owned()),
-                (None, 0) => ("note", "no order, 24 h".to_owned()),
+            let of_all = if is_live { self.live } else { self.test };
+            badges.push(match (of_all, self.lately(partner).orders) {
+                (Some(severity), _) => (class_of(severity), "kept back, as all are".to_owned()),
+                (None, 0) => ("", "no order, 24 h".to_owned()),
                 (None, orders) => ("good", format!("{} taken, 24 h", counts(orders))),
             });
         }
+        badges.sort_by_key(|(class, _)| weight(class));
         badges
     }
 

@@ -93,11 +93,10 @@ impl WaitingOrders {
 }
 
 impl HealthReport {
-    /// What needs a person and keeps back all partners with real orders, or all test partners; the
-    /// gravest first.
+    /// What keeps back all partners with real orders, or all test partners, the gravest first.
     pub fn of_all(&self, is_live: bool) -> impl Iterator<Item = &Finding> {
-        self.needed()
-            .filter(move |one| one.kind.keeps_back(is_live))
+        let all = self.findings.iter();
+        all.filter(move |one| one.kind.keeps_back(is_live))
     }
 
     /// What concerns a partner of which these orders wait. All counts are its own, and what keeps
@@ -249,8 +248,41 @@ impl Finding {
         let mut letters = text.chars();
         let first = letters.next()?.to_uppercase();
         Some(match self.since {
-            Some(since) => format!("Since {} {text}", minute(since)),
+            Some(since) => format!("Since {}, {text}", minute(since)),
             None => format!("{first}{}", letters.as_str()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::operator::health::samples::samples;
+
+    #[test]
+    fn a_text_for_a_partner_names_no_provider_and_nothing_of_our_insides() {
+        let ours = [
+            "usimsa",
+            "sandbox",
+            "Acme",
+            "PostgreSQL",
+            "NATS",
+            "ingress",
+            "provisioner",
+            "notifier",
+            "esimctl",
+        ];
+        let texts = samples(datetime!(2026-11-28 12:00 UTC)).into_iter();
+        let texts: Vec<String> = texts.filter_map(|one| one.for_partner()).collect();
+        assert!(texts.len() > 20, "{texts:?}");
+        for text in texts {
+            assert!(ours.iter().all(|one| !text.contains(one)), "{text}");
+            assert!(
+                text.starts_with(char::is_uppercase) && text.ends_with('.'),
+                "{text}"
+            );
+        }
     }
 }
