@@ -59,24 +59,23 @@ impl Calls {
         let timeout = self.provider.purchase_timeout(self.timeout);
         let purchasing = within((purchase.send_by + timeout).monotonic, purchasing);
         let outcome = |response: &PurchaseResponse| match response {
-            PurchaseResponse::Bought(_) => Some("bought"),
-            PurchaseResponse::Rejected { .. } => Some("rejected"),
-            PurchaseResponse::RefusedHere(_) => None,
+            PurchaseResponse::Bought(_) => "bought",
+            PurchaseResponse::Rejected { .. } => "rejected",
         };
         let part = Part::Lane(lane);
         let response = self.measure("purchase", part, purchasing, outcome).await;
         let result = match &response {
-            Ok(PurchaseResponse::Bought(_) | PurchaseResponse::Rejected { .. }) => {
-                PurchaseResult::Responded
-            }
+            Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
             Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason)) => {
                 PurchaseResult::Unknown(reason)
             }
-            Ok(PurchaseResponse::RefusedHere(_))
-            | Err(Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. }) => {
-                PurchaseResult::Inconclusive
-            }
+            Err(
+                Trouble::Denied(_)
+                | Trouble::Busy { .. }
+                | Trouble::Waiting { .. }
+                | Trouble::RefusedHere(_),
+            ) => PurchaseResult::Inconclusive,
         };
         begun.end(result, Instant::now());
         Some(response)
@@ -128,7 +127,7 @@ impl Calls {
     pub async fn balance(&self) -> Result<Balance, Trouble> {
         self.rate.turn().await;
         let balance = within(self.longest(), self.provider.balance());
-        self.timed("balance", balance, |_| Some("answered")).await
+        self.timed("balance", balance, |_| "answered").await
     }
 
     /// Asks for the state of a delivered eSIM. Its turn comes behind the calls of orders. Like
@@ -137,7 +136,7 @@ impl Calls {
         self.rate.turn_behind().await;
         let breaker_version = self.breaker.version_at_begin();
         let status = within(self.longest(), self.provider.status(esim));
-        let response = self.timed("status", status, |_| Some("answered")).await;
+        let response = self.timed("status", status, |_| "answered").await;
         if matches!(response, Ok(_) | Err(Trouble::Busy { .. })) {
             self.breaker.responded_to_probe(breaker_version).await;
         }
@@ -161,31 +160,34 @@ impl Calls {
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
         let giving_back = within((send_by + self.timeout).monotonic, giving_back);
         let given_back = self.timed("give_back", giving_back, |response| match response {
-            GiveBackResponse::Returned => Some("returned"),
-            GiveBackResponse::Refused(_) => Some("refused"),
+            GiveBackResponse::Returned => "returned",
+            GiveBackResponse::Refused(_) => "refused",
         });
         Some(given_back.await)
     }
 
     /// Awaits a call, and reports its duration and its result to the metrics, unless nothing was
-    /// sent.
+    /// sent. `outcome` is how they name a definite response.
     async fn timed<T>(
         &self,
         call: &'static str,
         calling: impl Future<Output = Result<T, Trouble>>,
-        outcome: Outcome<T>,
+        outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let began = Instant::now();
         let response = calling.await;
-        if let Some(outcome) = called(&response, outcome) {
-            self.metrics.call(
-                &self.name,
-                call,
-                outcome,
-                began.elapsed(),
-                response.is_err(),
-            );
-        }
+        let outcome = match &response {
+            Ok(definite) => outcome(definite),
+            Err(trouble) if trouble.is_of_adapter() => return response,
+            Err(trouble) => trouble.class(),
+        };
+        self.metrics.call(
+            &self.name,
+            call,
+            outcome,
+            began.elapsed(),
+            response.is_err(),
+        );
         response
     }
 
@@ -195,16 +197,14 @@ impl Calls {
         call: &'static str,
         part: Part<'_>,
         calling: impl Future<Output = Result<T, Trouble>>,
-        outcome: Outcome<T>,
+        outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let breaker_version = self.breaker.version_at_begin();
         let response = self.timed(call, calling, outcome).await;
-        if called(&response, outcome).is_none() {
-            return response;
-        }
         match &response {
             // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
+            Err(trouble) if trouble.is_of_adapter() => {}
             Err(Trouble::Unknown(_)) if part == Part::Search && self.breaker.is_closed() => {}
             Err(trouble) => {
                 let lane = match part {
@@ -251,20 +251,6 @@ enum Part<'a> {
     Search,
 }
 
-/// How a definite response is named in the metrics; `None` if the adapter has given it before it
-/// sent anything.
-type Outcome<T> = fn(&T) -> Option<&'static str>;
-
-/// How the metrics name what a call ended with; `None` if nothing was sent, so that it says nothing
-/// about the provider.
-fn called<T>(response: &Result<T, Trouble>, outcome: Outcome<T>) -> Option<&'static str> {
-    match response {
-        Ok(response) => outcome(response),
-        Err(Trouble::Waiting { .. }) => None,
-        Err(trouble) => Some(trouble.class()),
-    }
-}
-
 /// Awaits an operation until `end`. If it is given up, nobody knows its outcome, as with a call
 /// that gets no response.
 async fn within<T>(
@@ -278,14 +264,10 @@ async fn within<T>(
     })
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "it is passed where another outcome may be that nothing was sent"
-)]
-fn found(response: &LookUpResponse) -> Option<&'static str> {
+fn found(response: &LookUpResponse) -> &'static str {
     match response {
-        LookUpResponse::Found(_) => Some("found"),
-        LookUpResponse::NotFound => Some("not_found"),
+        LookUpResponse::Found(_) => "found",
+        LookUpResponse::NotFound => "not_found",
     }
 }
 
@@ -417,7 +399,7 @@ mod tests {
                     reason: "a token was asked for a moment ago".into(),
                 })
             },
-            || Ok(PurchaseResponse::RefusedHere("the price has risen".into())),
+            || Err(Trouble::RefusedHere("the price has risen".into())),
         ];
         for bought in said {
             let calls = calls_of(Scripted {
@@ -455,7 +437,7 @@ mod tests {
         for (look_up, found, is_healthy) in rows {
             let calls = calls_of(Scripted {
                 look_up,
-                bought: || Ok(PurchaseResponse::RefusedHere(String::new())),
+                bought: || unreachable!(),
                 found,
             });
             calls.breaker.update(closed());

@@ -311,7 +311,7 @@ impl ProviderContext {
                 let _room = self.release_once_recordable(permit).await;
                 self.reject(claimed, status, message, provider_time).await;
             }
-            Ok(PurchaseResponse::RefusedHere(message)) => {
+            Err(Trouble::RefusedHere(message)) => {
                 let _room = self.release_once_recordable(permit).await;
                 self.reject(claimed, REFUSED_HERE.to_owned(), message, provider_time)
                     .await;
@@ -390,28 +390,23 @@ impl ProviderContext {
             reason = trouble.reason(),
             "the provider has not confirmed the purchase; it is looked up or attempted again"
         );
-        let verdict = match trouble {
-            Trouble::NotSent(_) => Verdict::NotSent,
-            Trouble::Unknown(_)
-            | Trouble::NoResponse(_)
-            | Trouble::Denied(_)
-            | Trouble::Busy { .. }
-            | Trouble::Waiting { .. } => Verdict::UnderWay,
+        let verdict = if matches!(trouble, Trouble::NotSent(_)) {
+            Verdict::NotSent
+        } else {
+            Verdict::UnderWay
         };
-        let outcome = match trouble {
-            Trouble::Unknown(_) | Trouble::NoResponse(_) => AttemptOutcome::Unknown {
+        let outcome = if trouble.may_be_carried_out() {
+            AttemptOutcome::Unknown {
                 look_in: placement::next_look(Duration::ZERO),
                 reason,
-            },
-            // These attempts certainly bought nothing, so they are repeated without limit, until
-            // the provider accepts one or an operator acts.
-            Trouble::NotSent(_)
-            | Trouble::Denied(_)
-            | Trouble::Busy { .. }
-            | Trouble::Waiting { .. } => AttemptOutcome::NotBought {
+            }
+        } else {
+            // Such an attempt certainly bought nothing, so it is repeated without limit, until the
+            // provider accepts one or an operator acts.
+            AttemptOutcome::NotBought {
                 retry_in: placement::next_attempt(claimed.attempt).max(wait),
                 reason,
-            },
+            }
         };
         // The outcome is recorded before the verdict is sent, because ingress may answer 422 only
         // if the record says that nothing was sent.
@@ -564,20 +559,12 @@ impl ProviderContext {
                 );
                 None
             }
-            Ok(PurchaseResponse::RefusedHere(reason)) => {
-                tracing::warn!(
-                    placement.id = %claimed.placement_id,
-                    reason,
-                    "the purchase cannot be repeated, so it is searched for"
-                );
-                None
-            }
             Err(trouble) => {
                 tracing::warn!(
                     placement.id = %claimed.placement_id,
                     class = trouble.class(),
                     reason = trouble.reason(),
-                    "the repeat of a purchase got no definite response either, so it is searched for"
+                    "the repeat of a purchase has settled nothing either, so it is searched for"
                 );
                 None
             }

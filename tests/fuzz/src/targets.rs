@@ -141,7 +141,6 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
                 );
                 check_line(&message);
             }
-            Ok(PurchaseResponse::RefusedHere(message)) => check_line(&message),
             Err(trouble) => {
                 denied = matches!(trouble, Trouble::Denied(_));
                 check_trouble(&trouble);

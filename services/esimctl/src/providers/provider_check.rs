@@ -143,6 +143,7 @@ pub fn describe(trouble: &Trouble) -> String {
         Trouble::Denied(_) => format!("our account is denied; check its keys: {reason}"),
         Trouble::NotSent(_) => format!("the provider is not reached; check its URL: {reason}"),
         Trouble::Busy { .. } => format!("the provider is busy; try again later: {reason}"),
+        Trouble::RefusedHere(_) => format!("not sent: {reason}"),
         Trouble::Waiting { .. } => format!("nothing was sent; try again later: {reason}"),
         Trouble::Unknown(_) => format!("the response is not understood: {reason}"),
         Trouble::NoResponse(_) => format!("no whole response came: {reason}"),

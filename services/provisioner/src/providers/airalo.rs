@@ -587,7 +587,7 @@ impl Adapter for Airalo {
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
+        let refused = |message: String| Err(Trouble::RefusedHere(message));
         let [(option, quantity)] = purchase.items.as_slice() else {
             return refused("Airalo sells one option in a purchase".into());
         };

@@ -302,7 +302,7 @@ impl Adapter for EsimAccess {
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
         let Ok(request) = order(purchase) else {
-            return Ok(PurchaseResponse::RefusedHere(
+            return Err(Trouble::RefusedHere(
                 "the price behind @ in the option's id is unreadable".into(),
             ));
         };

@@ -174,9 +174,6 @@ pub enum PurchaseResponse {
         /// The provider's message: one short line without control and format characters.
         message: String,
     },
-    /// The adapter refuses for good, before it sends the purchase, for example because the price
-    /// has risen. The order ends as with `Rejected`, but it says nothing about the provider.
-    RefusedHere(String),
 }
 
 /// A definite response to a look-up by our id.
@@ -206,9 +203,11 @@ pub enum Trouble {
         reason: String,
     },
     /// The adapter waits by itself before it asks the provider again, for example because a token
-    /// was asked for a moment ago. Nothing was sent, so it says nothing about the provider or a
-    /// lane.
+    /// was asked for a moment ago.
     Waiting { after: Duration, reason: String },
+    /// The adapter refuses a purchase for good before it sends it, for example because the price
+    /// has risen. The order ends as with [`PurchaseResponse::Rejected`].
+    RefusedHere(String),
     /// The provider certainly never received the request.
     NotSent(String),
     /// The outcome is unknown: the request may have been carried out.
@@ -225,10 +224,22 @@ impl Trouble {
             Self::Denied(reason)
             | Self::Busy { reason, .. }
             | Self::Waiting { reason, .. }
+            | Self::RefusedHere(reason)
             | Self::NotSent(reason)
             | Self::Unknown(reason)
             | Self::NoResponse(reason) => reason,
         }
+    }
+
+    /// Whether the provider may have carried the request out.
+    pub fn may_be_carried_out(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::NoResponse(_))
+    }
+
+    /// Whether the adapter has decided before it asked the provider. Nothing was sent, so it says
+    /// nothing about the provider or a lane.
+    pub fn is_of_adapter(&self) -> bool {
+        matches!(self, Self::Waiting { .. } | Self::RefusedHere(_))
     }
 
     /// What is stored about a purchase that got no definite response.
@@ -236,7 +247,7 @@ impl Trouble {
         let code = match self {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
-            Self::NotSent(_) | Self::Waiting { .. } => ReasonCode::NotSent,
+            Self::NotSent(_) | Self::Waiting { .. } | Self::RefusedHere(_) => ReasonCode::NotSent,
             Self::Unknown(_) | Self::NoResponse(_) => ReasonCode::OutcomeUnknown,
         };
         Reason::with(code, self.reason())

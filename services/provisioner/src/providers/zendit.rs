@@ -293,7 +293,7 @@ impl Adapter for Zendit {
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let refused = |message: String| Ok(PurchaseResponse::RefusedHere(message));
+        let refused = |message: String| Err(Trouble::RefusedHere(message));
         let rejected = |status: &str, message: String| {
             Ok(PurchaseResponse::Rejected {
                 status: status.into(),

@@ -351,7 +351,6 @@ pub fn bought(answer: &Result<PurchaseResponse, Trouble>) -> String {
     match answer {
         Ok(PurchaseResponse::Bought(bought)) => units(bought),
         Ok(PurchaseResponse::Rejected { status, .. }) => format!("rejected {status}"),
-        Ok(PurchaseResponse::RefusedHere(_)) => "refused here".to_owned(),
         Err(error) => trouble(error),
     }
 }
@@ -407,7 +406,6 @@ async fn no_response_is_taken_for_what_it_is_not() {
                 assert!(["9001", "9998"].contains(&&status[..]) && message.len() <= LONGEST);
                 "rejected".into()
             }
-            Ok(PurchaseResponse::RefusedHere(message)) => message,
             Err(error) => trouble(&error),
         };
         let looked_up = match provider.look_up(&look_up).await {

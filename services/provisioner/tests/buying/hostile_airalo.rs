@@ -221,7 +221,7 @@ async fn several_options_are_never_sent_as_one_order() {
     assert_eq!(provider.capabilities().look_up, LookUp::Search);
     let (mut purchase, _) = asked(ours, None);
     purchase.items.push(("Q".into(), 1));
-    assert_eq!(bought(&provider.purchase(&purchase).await), "refused here");
+    assert_eq!(bought(&provider.purchase(&purchase).await), "refused_here");
     purchase.items = vec![("P@cheap".into(), 1)];
-    assert_eq!(bought(&provider.purchase(&purchase).await), "refused here");
+    assert_eq!(bought(&provider.purchase(&purchase).await), "refused_here");
 }

@@ -160,7 +160,7 @@ async fn several_esims_or_options_are_never_sent_as_one_purchase() {
             .map(|(name, count)| ((*name).to_owned(), *count));
         purchase.items = items.collect();
         let seen = bought(&provider.purchase(&purchase).await);
-        assert_eq!(seen, "refused here");
+        assert_eq!(seen, "refused_here");
     }
 }
 
@@ -179,13 +179,13 @@ async fn only_an_offer_at_a_known_price_is_bought() {
     for (status, body, expected) in [
         ("200 X", whole("", ""), "-"),
         ("200 X", whole(r#""fee":25"#, r#""fee":0"#), "-"),
-        ("200 X", whole("300", "301"), "refused here"),
-        ("200 X", whole(r#""fee":25"#, r#""fee":26"#), "refused here"),
-        ("200 X", whole("true", "false"), "refused here"),
+        ("200 X", whole("300", "301"), "refused_here"),
+        ("200 X", whole(r#""fee":25"#, r#""fee":26"#), "refused_here"),
+        ("200 X", whole("true", "false"), "refused_here"),
         // Its fixed cost says nothing.
-        ("200 X", whole("FIXED", "RANGE"), "refused here"),
-        ("200 X", whole("cost", "other"), "refused here"),
-        ("404 X", refused("NOT_FOUND"), "refused here"),
+        ("200 X", whole("FIXED", "RANGE"), "refused_here"),
+        ("200 X", whole("cost", "other"), "refused_here"),
+        ("404 X", refused("NOT_FOUND"), "refused_here"),
         // What is no answer about the offer says nothing about it. The purchase waits.
         ("200 X", whole(r#""P""#, r#""Q""#), "waiting"),
         ("200 X", "<html></html>".to_owned(), "waiting"),

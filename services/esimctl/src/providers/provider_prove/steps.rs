@@ -204,7 +204,6 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 (format!("refused with {status}: {message}"), Follows::Seen)
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), Follows::Unanswered),
             Err(trouble) if is_by_code(trouble.reason()) => {
                 (describe(trouble), Follows::Documented)
             }
@@ -245,14 +244,11 @@ impl Proving<'_> {
             self.purchases.mark(&bought, ProofFate::Bought);
         }
         self.note_references(&bought).await?;
-        let is_nothing = matches!(
-            response,
-            Ok(PurchaseResponse::Rejected { .. } | PurchaseResponse::RefusedHere(_))
-                | Err(Trouble::NotSent(_)
-                    | Trouble::Denied(_)
-                    | Trouble::Busy { .. }
-                    | Trouble::Waiting { .. })
-        );
+        let is_nothing = match response {
+            Ok(PurchaseResponse::Bought(_)) => false,
+            Ok(PurchaseResponse::Rejected { .. }) => true,
+            Err(trouble) => !trouble.may_be_carried_out(),
+        };
         if is_nothing || is_refused {
             self.purchases.mark(&bought, ProofFate::NotBought);
             self.store(bought.id, true).await?;
@@ -290,7 +286,6 @@ impl Proving<'_> {
                 };
                 (format!("refused with {status}: {message}"), follows)
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), Follows::Unanswered),
             Err(trouble) => (format!("{}{paid}", describe(trouble)), Follows::Unanswered),
         };
         let asked = format!("{units} units under a new id");
@@ -356,7 +351,6 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 (format!("refused with {status}: {message}"), None)
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(why), None),
             Err(trouble) => (describe(trouble), None),
         };
         let is_same = self
@@ -399,7 +393,6 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 (format!("refused with {status}: {message}"), Some(false))
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => (not_sent(&why), None),
             Err(trouble) => (describe(&trouble), None),
         }
     }
@@ -436,7 +429,6 @@ impl Proving<'_> {
             Ok(PurchaseResponse::Rejected { status, message }) => {
                 format!("refused with {status}: {message}")
             }
-            Ok(PurchaseResponse::RefusedHere(why)) => not_sent(&why),
             Err(trouble) => describe(&trouble),
         };
         let asked = format!("{} units under the same id", bought.units + 1);
@@ -738,10 +730,6 @@ fn delivered(unit: &ProviderUnit) -> Option<DeliveredEsim> {
         | ProviderUnitState::Unreadable(_)
         | ProviderUnitState::Failed(_) => None,
     }
-}
-
-fn not_sent(why: &str) -> String {
-    format!("not sent: {why}")
 }
 
 /// What the balance says of a purchase.
