@@ -26,7 +26,7 @@ use std::{
 
 use domain::PlacementId;
 use reqwest::{
-    Method, StatusCode,
+    StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
 use runtime::clock::Moment;
@@ -184,54 +184,31 @@ enum Reply {
     Refused(AiraloRefusal),
 }
 
-/// A call with a token.
-struct Asked<'a> {
-    method: Method,
-    path: &'a str,
-    route: &'static str,
-    query: Option<&'a str>,
-    body: Option<CallBody>,
-    size: Size,
-}
-
-impl<'a> Asked<'a> {
-    fn get(path: &'a str, route: &'static str, query: Option<&'a str>) -> Self {
-        Self {
-            method: Method::GET,
-            path,
-            route,
-            query,
-            body: None,
-            size: Size::Ordinary,
-        }
-    }
-}
-
 impl AiraloCalls {
     /// Calls with a token. If a token that was good before is denied, nothing was carried out, and
     /// the next attempt gets a new one. If a new token is denied, our access is. That nothing was
     /// carried out is what HTTP says: with 401 a request "has not been applied", with 403 the
     /// server "refuses to fulfill it" (RFC 9110, sections 15.5.2 and 15.5.4).
-    async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
+    async fn call(&self, call: Call<'_>) -> Result<Reply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
-        self.call_with(&token, asked).await
+        self.call_with(&token, call).await
     }
 
-    async fn call_with(&self, token: &AiraloToken, asked: Asked<'_>) -> Result<Reply, Trouble> {
+    /// The content of a response that is not refused.
+    async fn done<T: DeserializeOwned>(&self, call: Call<'_>) -> Result<T, Trouble> {
+        match self.call(call).await? {
+            Reply::Done(body) => parse(&body),
+            Reply::Refused(refusal) => Err(trouble(&refusal)),
+        }
+    }
+
+    async fn call_with(&self, token: &AiraloToken, call: Call<'_>) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, token.header.clone()),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
-        let call = Call {
-            method: asked.method,
-            path: asked.path,
-            query: asked.query,
-            route: asked.route,
-            headers,
-            body: asked.body,
-            size: asked.size,
-        };
-        match self.http.call(call).await {
+        let route = call.route;
+        match self.http.call(Call { headers, ..call }).await {
             Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
             Ok((StatusCode::FORBIDDEN, body)) if wire::is_foreign(&body) => Err(Trouble::Denied(
                 "HTTP 403, code 89: our address is not on the list of the account; add it in \
@@ -243,7 +220,7 @@ impl AiraloCalls {
                 Err(self.denied(token, reason).await)
             }
             Ok((StatusCode::NOT_FOUND, body)) => match parse(&body) {
-                Ok(AiraloRefusal::Invalid { meta, .. }) if asked.route == USAGE => {
+                Ok(AiraloRefusal::Invalid { meta, .. }) if route == USAGE => {
                     Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
                 }
                 _ => Err(Trouble::Unknown("HTTP 404".into())),
@@ -280,14 +257,7 @@ impl AiraloCalls {
             if page > 1 {
                 self.http.turn().await;
             }
-            let asked = Asked {
-                size: Size::List,
-                ..Asked::get(ORDERS, ORDERS, Some(&query))
-            };
-            let listed: AiraloOrders = match self.call(asked).await? {
-                Reply::Done(body) => parse(&body)?,
-                Reply::Refused(refusal) => return Err(trouble(&refusal)),
-            };
+            let listed = self.orders(&query).await?;
             let is_last = listed.data.len() < PAGE;
             // The filter also finds orders whose description only contains our id.
             let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(&ours);
@@ -317,14 +287,21 @@ impl AiraloCalls {
     ) -> Result<AiraloPackages<P>, Trouble> {
         let further = format!("page={page}");
         let query = (page > 1).then_some(further.as_str());
-        let asked = Asked {
+        self.done(Call {
+            query,
             size: Size::List,
-            ..Asked::get(PACKAGES, PACKAGES, query)
-        };
-        match self.call(asked).await? {
-            Reply::Done(body) => parse(&body),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
-        }
+            ..Call::get(PACKAGES, PACKAGES)
+        })
+        .await
+    }
+
+    async fn orders(&self, query: &str) -> Result<AiraloOrders, Trouble> {
+        self.done(Call {
+            query: Some(query),
+            size: Size::List,
+            ..Call::get(ORDERS, ORDERS)
+        })
+        .await
     }
 
     /// Reads one page of the orders of some days. It does not ask for their eSIMs, so that no
@@ -345,14 +322,7 @@ impl AiraloCalls {
             .append_pair("limit", &PAGE.to_string())
             .append_pair("page", &page.to_string())
             .finish();
-        let asked = Asked {
-            size: Size::List,
-            ..Asked::get(ORDERS, ORDERS, Some(&query))
-        };
-        let listed: AiraloOrders = match self.call(asked).await? {
-            Reply::Done(body) => parse(&body)?,
-            Reply::Refused(refusal) => return Err(trouble(&refusal)),
-        };
+        let listed = self.orders(&query).await?;
         let is_last = listed.data.len() < PAGE;
         let esims = listed.data.iter().filter(|order| !order.is_top_up());
         let sold: Result<Vec<SoldPurchase>, Trouble> = esims.map(AiraloOrder::sold).collect();
@@ -373,11 +343,11 @@ impl AiraloCalls {
             return self.by_description(placement_id).await;
         }
         let path = format!("{ORDERS}/{}", order_id.as_str());
-        let query = Some("include=sims%2Cstatus");
-        let order: AiraloOrder = match self.call(Asked::get(&path, ORDER, query)).await? {
-            Reply::Done(body) => parse::<wire::Single>(&body)?.data,
-            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+        let call = Call {
+            query: Some("include=sims%2Cstatus"),
+            ..Call::get(&path, ORDER)
         };
+        let wire::Single { data: order } = self.done(call).await?;
         if order.number() != order_id.as_str() || order.is_for_another(placement_id) {
             return Err(Trouble::Unknown("the response is another order".into()));
         }
@@ -400,20 +370,13 @@ impl AiraloCalls {
     /// open.
     async fn ask_live(&self) -> Vec<LiveAnswer> {
         self.http.turn().await;
+        let wrong = HeaderValue::from_static("Bearer no-such-token");
         let call = Call {
-            method: Method::GET,
-            path: BALANCE,
-            query: None,
-            route: BALANCE,
             headers: HeaderMap::from_iter([
-                (
-                    header::AUTHORIZATION,
-                    HeaderValue::from_static("Bearer no-such-token"),
-                ),
+                (header::AUTHORIZATION, wrong),
                 (header::ACCEPT, HeaderValue::from_static("application/json")),
             ]),
-            body: None,
-            size: Size::Ordinary,
+            ..Call::get(BALANCE, BALANCE)
         };
         let response = self.http.call(call).await.and_then(|(status, _)| {
             let said = format!("HTTP {}", status.as_u16());
@@ -436,11 +399,12 @@ impl AiraloCalls {
         ] {
             self.http.turn().await;
             let began = Instant::now();
-            let asked = Asked {
+            let call = Call {
+                query,
                 size: Size::List,
-                ..Asked::get(path, path, query)
+                ..Call::get(path, path)
             };
-            let shape = match self.call(asked).await {
+            let shape = match self.call(call).await {
                 Ok(Reply::Done(body)) => live::shape(&body),
                 Ok(Reply::Refused(refusal)) => Err(trouble(&refusal)),
                 Err(trouble) => Err(trouble),
@@ -513,13 +477,9 @@ impl Airalo {
     }
 
     /// Refuses a purchase whose option allows less than the provider asks for a unit now.
-    async fn too_dear(
-        &self,
-        terms: &Terms<'_>,
-        send_by: Moment,
-    ) -> Result<Option<String>, Trouble> {
+    async fn compare_price(&self, terms: &Terms<'_>, send_by: Moment) -> Result<(), Trouble> {
         let Some(most) = terms.most else {
-            return Ok(None);
+            return Ok(());
         };
         let calls = Arc::clone(&self.calls);
         let price = self.calls.prices.of(
@@ -530,11 +490,8 @@ impl Airalo {
         let price = price.map_err(|_| {
             Trouble::NotSent("the provider's prices were not read in time".to_owned())
         })??;
-        Ok(match price {
-            Some(price) if price <= most => None,
-            Some(price) => Some(format!("the price of the option is {price} now")),
-            None => Some("the provider does not list the product, so its price is unknown".into()),
-        })
+        let unlisted = "the provider does not list the product, so its price is unknown";
+        price::compare(price, most, unlisted)
     }
 }
 
@@ -587,23 +544,16 @@ impl Adapter for Airalo {
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let refused = |message: String| Err(Trouble::RefusedHere(message));
         let [(option, quantity)] = purchase.items.as_slice() else {
-            return refused("Airalo sells one option in a purchase".into());
+            return Err(Trouble::RefusedHere(
+                "Airalo sells one option in a purchase".into(),
+            ));
         };
-        let Ok(terms) = price::terms(option) else {
-            return refused("the price behind @ in the option's id is unreadable".into());
-        };
-        if let Some(why) = self.too_dear(&terms, purchase.send_by).await? {
-            return refused(why);
-        }
+        let terms = price::terms(option)?;
+        self.compare_price(&terms, purchase.send_by).await?;
         // The time is checked after the token was got, because that may take a call of its own.
         let token = self.calls.tokens.get(&self.calls.http).await?;
-        if purchase.send_by.has_passed() {
-            return Err(Trouble::NotSent(
-                "its time was over before it could be sent".into(),
-            ));
-        }
+        purchase.is_in_time()?;
         let form = CallBody::multipart(&[
             ("package_id", terms.product),
             ("quantity", &quantity.to_string()),
@@ -611,13 +561,12 @@ impl Adapter for Airalo {
             ("description", &purchase.placement_id.to_string()),
         ]);
         let timeout = self.purchase_timeout(self.calls.http.timeout());
-        let asked = Asked {
-            method: Method::POST,
+        let call = Call {
             body: Some(form),
             size: Size::Purchase(timeout),
-            ..Asked::get(ORDERS, ORDERS, None)
+            ..Call::post(ORDERS, ORDERS)
         };
-        let order = match self.calls.call_with(&token, asked).await? {
+        let order = match self.calls.call_with(&token, call).await? {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
                 let (status, message) = refusal.text();
@@ -640,11 +589,8 @@ impl Adapter for Airalo {
     }
 
     async fn balance(&self) -> Result<Balance, Trouble> {
-        let asked = Asked::get(BALANCE, BALANCE, None);
-        match self.calls.call(asked).await? {
-            Reply::Done(body) => Ok(parse::<wire::AiraloAccount>(&body)?.balance()),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
-        }
+        let account: wire::AiraloAccount = self.calls.done(Call::get(BALANCE, BALANCE)).await?;
+        Ok(account.balance())
     }
 
     async fn products(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
@@ -661,7 +607,7 @@ impl Adapter for Airalo {
 
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         let path = USAGE.replace("{iccid}", esim.iccid.as_str());
-        match self.calls.call(Asked::get(&path, USAGE, None)).await? {
+        match self.calls.call(Call::get(&path, USAGE)).await? {
             Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
             Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
             Reply::Refused(refusal) => Err(trouble(&refusal)),

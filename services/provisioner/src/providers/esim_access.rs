@@ -24,13 +24,13 @@ use serde_json::{Value, json};
 use store::esim_requests::Reading;
 
 use self::{
-    client::{Client, EsimAccessFailure, EsimAccessOutcome, outcome, within},
+    client::{Client, EsimAccessOutcome, outcome, within},
     search::Slots,
     wire::{EsimAccessEsim, Reply, order_number, units},
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{CallBody, Http, Size},
+    http::{CallBody, Http, Size, parse_part},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
     provider::{
@@ -104,7 +104,7 @@ impl EsimAccess {
         self.client.http.turn().await;
         let request = json!({ "esimTranNoList": [esim.unit_id.as_str()] });
         if let Ok(Reply::Done(counted)) = self.client.call(USAGE, &request).await
-            && let Some(counted) = wire::counted(counted, &esim.unit_id)
+            && let Some(counted) = wire::counted(&counted, &esim.unit_id)
         {
             reading.data_used = Some(counted.data_usage);
             reading.data_total = Some(counted.total_data);
@@ -180,8 +180,9 @@ impl EsimAccess {
             };
             let (came, code) = match called.await {
                 Ok(Reply::Done(_)) => ("it was answered".to_owned(), Some(String::new())),
-                Ok(Reply::Failed { code, message }) => {
-                    (format!("code {}: {message}", one_line(&code)), Some(code))
+                Ok(Reply::Failed(failure)) => {
+                    let came = format!("code {}: {}", one_line(&failure.code), failure.message);
+                    (came, Some(failure.code))
                 }
                 Err(trouble) => (trouble.reason().to_owned(), None),
             };
@@ -202,7 +203,7 @@ impl EsimAccess {
 
 /// The request of a purchase. The price of a package is sent if the option names one, so that the
 /// provider refuses a purchase at another price. The sum is sent only if it is known.
-fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
+fn order(purchase: &Purchase) -> Result<Value, Trouble> {
     let mut packages = Vec::with_capacity(purchase.items.len());
     let mut sum = Some(0_u64);
     for (option, count) in &purchase.items {
@@ -301,14 +302,9 @@ impl Adapter for EsimAccess {
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let Ok(request) = order(purchase) else {
-            return Err(Trouble::RefusedHere(
-                "the price behind @ in the option's id is unreadable".into(),
-            ));
-        };
-        match self.client.call(ORDER, &request).await? {
+        match self.client.call(ORDER, &order(purchase)?).await? {
             Reply::Done(ordered) => {
-                let ordered: wire::EsimAccessOrder = wire::read(ordered)?;
+                let ordered: wire::EsimAccessOrder = parse_part(&ordered)?;
                 if ordered.is_for_another(purchase.placement_id) {
                     return Err(Trouble::Unknown(
                         "the response names another purchase".into(),
@@ -319,14 +315,14 @@ impl Adapter for EsimAccess {
                     units: Vec::new(),
                 }))
             }
-            Reply::Failed { code, message } => {
-                let outcome = outcome(&code);
+            Reply::Failed(failure) => {
+                let outcome = outcome(&failure.code);
                 if outcome == EsimAccessOutcome::Malformed {
                     tracing::error!(
-                        code,
-                        message,
+                        code = failure.code,
+                        message = failure.message,
                         "the provider does not understand our request. It has bought nothing, \
-                             and the purchase is refused; the adapter must be corrected"
+                         and the purchase is refused; the adapter must be corrected"
                     );
                 }
                 if matches!(
@@ -334,11 +330,11 @@ impl Adapter for EsimAccess {
                     EsimAccessOutcome::Rejected | EsimAccessOutcome::Malformed
                 ) {
                     return Ok(PurchaseResponse::Rejected {
-                        status: code,
-                        message,
+                        status: failure.code,
+                        message: failure.message,
                     });
                 }
-                Err(EsimAccessFailure { code, message }.trouble_of_change())
+                Err(failure.trouble_of_change())
             }
         }
     }
@@ -355,8 +351,8 @@ impl Adapter for EsimAccess {
 
     async fn balance(&self) -> Result<Balance, Trouble> {
         match self.client.call(BALANCE, &json!({})).await? {
-            Reply::Done(result) => Ok(wire::read::<wire::EsimAccessAccount>(result)?.balance()),
-            Reply::Failed { code, message } => Err(EsimAccessFailure { code, message }.trouble()),
+            Reply::Done(result) => Ok(parse_part::<wire::EsimAccessAccount>(&result)?.balance()),
+            Reply::Failed(failure) => Err(failure.trouble()),
         }
     }
 
@@ -365,10 +361,8 @@ impl Adapter for EsimAccess {
         let request = json!({ "type": "BASE" });
         let reply = self.client.call_for(Size::List, PACKAGES, &request);
         let packages: wire::EsimAccessPackages = match reply.await? {
-            Reply::Done(result) => wire::read(result)?,
-            Reply::Failed { code, message } => {
-                return Err(EsimAccessFailure { code, message }.trouble());
-            }
+            Reply::Done(result) => parse_part(&result)?,
+            Reply::Failed(failure) => return Err(failure.trouble()),
         };
         Ok(ListPage {
             entries: packages.package_list.iter().map(wire::offer).collect(),
@@ -426,9 +420,7 @@ impl Adapter for EsimAccess {
         let request = json!({ "esimTranNo": esim.unit_id.as_str() });
         match self.client.call(CANCEL, &request).await? {
             Reply::Done(_) => Ok(GiveBackResponse::Returned),
-            Reply::Failed { code, message } => {
-                Err(EsimAccessFailure { code, message }.trouble_of_change())
-            }
+            Reply::Failed(failure) => Err(failure.trouble_of_change()),
         }
     }
 }

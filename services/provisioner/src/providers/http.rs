@@ -19,10 +19,11 @@ use opentelemetry_semantic_conventions::attribute::{
 use pipeline::trace;
 use reqwest::{
     Client, Method, Response, StatusCode, Url,
-    header::{self, HeaderMap},
+    header::{self, HeaderMap, HeaderValue},
 };
 use runtime::{client, lock};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use time::{
     OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
     macros::format_description,
@@ -101,6 +102,46 @@ const LIST_TIMEOUT: Duration = Duration::from_mins(1);
 pub(super) struct CallBody {
     content_type: String,
     pub(super) bytes: Vec<u8>,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn get(path: &'a str, route: &'static str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            query: None,
+            route,
+            headers: HeaderMap::new(),
+            body: None,
+            size: Size::Ordinary,
+        }
+    }
+
+    pub(super) fn post(path: &'a str, route: &'static str) -> Self {
+        Self {
+            method: Method::POST,
+            ..Self::get(path, route)
+        }
+    }
+}
+
+/// The path of a call about something with this id. What has a meaning in a path must not get into
+/// one, such as a slash, or dots alone.
+pub(super) fn path_of(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if id.bytes().all(is_plain) && !id.starts_with('.') {
+        Ok(route.replace(name, id))
+    } else {
+        Err(Trouble::NotSent(
+            "an id begins with a dot, or has characters other than letters, digits, -, _ and dots"
+                .into(),
+        ))
+    }
+}
+
+/// The value of a header that we have made.
+pub(super) fn header_of(text: String) -> Result<HeaderValue, Trouble> {
+    HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
 }
 
 impl CallBody {
@@ -296,11 +337,17 @@ fn new_client(timeout: Duration) -> reqwest::Result<Client> {
         .build()
 }
 
+const OTHER_JSON: &str = "not the protocol's JSON";
+
 /// Reads a body of the protocol. The error is not serde's, because that one would quote the body,
 /// which may hold activation codes.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
-    serde_json::from_slice(body)
-        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
+    serde_json::from_slice(body).map_err(|_| Trouble::unreadable(OTHER_JSON))
+}
+
+/// Reads a part of such a body.
+pub(super) fn parse_part<T: DeserializeOwned>(part: &Value) -> Result<T, Trouble> {
+    T::deserialize(part).map_err(|_| Trouble::unreadable(OTHER_JSON))
 }
 
 /// Reads the body of a response, up to `most` bytes. The outcome of a call with a longer body is
@@ -411,16 +458,7 @@ mod tests {
         let mut http = Http::new(&url, PacedCalls::without_rate(limits), |_| true).unwrap();
         http.connections_last = last;
         for _ in 0..2 {
-            let call = Call {
-                method: Method::GET,
-                path: "/",
-                query: None,
-                route: "/",
-                headers: HeaderMap::new(),
-                body: None,
-                size: Size::Ordinary,
-            };
-            http.call(call).await.unwrap();
+            http.call(Call::get("/", "/")).await.unwrap();
         }
         accepted.load(Ordering::Relaxed)
     }
@@ -445,7 +483,7 @@ mod tests {
     #[test]
     fn the_date_of_a_response_is_read() {
         let read = |value: &'static str| {
-            let value = header::HeaderValue::from_static(value);
+            let value = HeaderValue::from_static(value);
             date(&HeaderMap::from_iter([(header::DATE, value)])).map(OffsetDateTime::unix_timestamp)
         };
         assert_eq!(read("Fri, 20 Nov 2026 06:00:00 GMT"), Some(1_795_154_400));
@@ -461,7 +499,7 @@ mod tests {
 
     #[test]
     fn retry_after_is_read_as_seconds_and_as_a_date_by_the_clock_of_the_provider() {
-        let value = header::HeaderValue::from_static;
+        let value = HeaderValue::from_static;
         let read = |text: &'static str| {
             let date = (header::DATE, value("Fri, 20 Nov 2026 05:59:00 GMT"));
             retry_after(&HeaderMap::from_iter([

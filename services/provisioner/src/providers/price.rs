@@ -20,20 +20,33 @@ pub(super) struct Terms<'a> {
     pub(super) most: Option<Price>,
 }
 
-/// The text behind `@` is no price.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BadPrice;
-
-/// Reads the id of an option at the provider.
-pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, BadPrice> {
+/// Reads the id of an option at the provider, or refuses its purchase.
+pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, Trouble> {
     let Some((product, price)) = provider_option_id.rsplit_once('@') else {
         return Ok(Terms {
             product: provider_option_id,
             most: None,
         });
     };
-    let most = Some(Price::parse(price).ok_or(BadPrice)?);
-    Ok(Terms { product, most })
+    let most = Price::parse(price).ok_or_else(|| {
+        Trouble::RefusedHere("the price behind @ in the option's id is unreadable".into())
+    })?;
+    Ok(Terms {
+        product,
+        most: Some(most),
+    })
+}
+
+/// Refuses a purchase whose option allows less than the provider asks for a unit now. `unlisted`
+/// says what it means that the provider names no price.
+pub(super) fn compare(price: Option<Price>, most: Price, unlisted: &str) -> Result<(), Trouble> {
+    match price {
+        Some(price) if price <= most => Ok(()),
+        Some(price) => Err(Trouble::RefusedHere(format!(
+            "the price of the option is {price} now"
+        ))),
+        None => Err(Trouble::RefusedHere(unlisted.to_owned())),
+    }
 }
 
 /// What it means for a purchase that the provider's prices were not read. Whatever became of the
@@ -42,7 +55,10 @@ pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, BadPrice> {
 pub(super) fn unread(trouble: Trouble, after: Duration) -> Trouble {
     let told = |reason: &str| format!("the provider's prices cannot be read: {reason}");
     match trouble {
-        Trouble::Denied(_) | Trouble::Busy { .. } | Trouble::Waiting { .. } => trouble,
+        Trouble::Denied(_)
+        | Trouble::Busy { .. }
+        | Trouble::Waiting { .. }
+        | Trouble::RefusedHere(_) => trouble,
         Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
         Trouble::Unknown(reason) => Trouble::Waiting {
             after,
@@ -79,9 +95,9 @@ mod tests {
             "a@1e3",
             "a@ 1",
         ] {
-            assert_eq!(of(bad), Err(BadPrice), "{bad}");
+            assert!(of(bad).is_err(), "{bad}");
         }
-        assert_eq!(of("a@1234567890123"), Err(BadPrice));
+        assert!(of("a@1234567890123").is_err());
         assert_eq!(product("JC016@x"), "JC016");
     }
 }

@@ -6,6 +6,7 @@
 //! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
 use std::{
+    fmt::Display,
     future::{Ready, ready},
     sync::Arc,
     time::Duration,
@@ -20,7 +21,7 @@ use store::esim_requests::Reading;
 
 use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
-    text::{BadId, ProviderId},
+    text::ProviderId,
 };
 use crate::rate::Rate;
 
@@ -112,6 +113,17 @@ pub struct Purchase {
     /// The time until which it may be sent. An adapter that needs other calls before it, for
     /// example for a token, checks the time again after them.
     pub send_by: Moment,
+}
+
+impl Purchase {
+    /// Whether it may still be sent, for an adapter that has made other calls before it.
+    pub(super) fn is_in_time(&self) -> Result<(), Trouble> {
+        if self.send_by.has_passed() {
+            let late = "its time was over before it could be sent";
+            return Err(Trouble::NotSent(late.to_owned()));
+        }
+        Ok(())
+    }
 }
 
 /// A purchase that the provider is asked about, by a look-up or a collect.
@@ -219,6 +231,11 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// A response that cannot be read, with what is wrong with it.
+    pub(super) fn unreadable(what: impl Display) -> Self {
+        Self::Unknown(format!("the response is unreadable: {what}"))
+    }
+
     pub fn reason(&self) -> &str {
         match self {
             Self::Denied(reason)
@@ -359,19 +376,12 @@ impl UnitFields {
         product_id: Option<String>,
         state: Result<ProviderUnitState, ProfileFault>,
     ) -> Result<ProviderUnit, Trouble> {
-        let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!(
-                "the response is unreadable: {field} of {} {} {error}",
-                self.unit,
-                index + 1
-            ))
-        };
-        let unit_id = ProviderId::parse(unit_id).map_err(|error| bad(self.unit_id, error))?;
+        let field = |name: &str| format!("{name} of {} {}", self.unit, index + 1);
+        let unit_id = id_in(&field(self.unit_id), unit_id)?;
         let product_id = product_id
             .filter(|id| !id.is_empty())
-            .map(ProviderId::parse)
-            .transpose()
-            .map_err(|error| bad(self.product_id, error))?;
+            .map(|id| id_in(&field(self.product_id), id))
+            .transpose()?;
         let state = ProviderUnitState::read(&unit_id, state);
         Ok(ProviderUnit {
             unit_id,
@@ -380,6 +390,11 @@ impl UnitFields {
             state,
         })
     }
+}
+
+/// Reads the id in a field of a response.
+pub(super) fn id_in(field: &str, id: String) -> Result<ProviderId, Trouble> {
+    ProviderId::parse(id).map_err(|error| Trouble::unreadable(format_args!("{field} {error}")))
 }
 
 impl ProviderUnitState {

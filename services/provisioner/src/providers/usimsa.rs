@@ -22,14 +22,14 @@ use reqwest::{
     Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{Call, CallBody, Http, Size, parse},
+    http::{Call, CallBody, Http, header_of, parse, parse_part, path_of},
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
@@ -246,13 +246,10 @@ impl Usimsa {
             &now,
             &self.access_key,
         );
-        let text = |text: String| {
-            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
-        };
         Ok(HeaderMap::from_iter([
-            (TIMESTAMP, text(now)?),
+            (TIMESTAMP, header_of(now)?),
             (ACCESS_KEY, self.access_key_header.clone()),
-            (SIGNATURE, text(signature)?),
+            (SIGNATURE, header_of(signature)?),
         ]))
     }
 
@@ -268,12 +265,9 @@ impl Usimsa {
             .http
             .call(Call {
                 method,
-                path,
-                query: None,
-                route,
                 headers,
                 body: json.map(CallBody::json).transpose()?,
-                size: Size::Ordinary,
+                ..Call::get(path, route)
             })
             .await?;
         let is_success = status.is_success();
@@ -304,7 +298,7 @@ impl Usimsa {
         let path = of_unit(DAILY, esim)?;
         let daily = self.call(Method::GET, &path, DAILY, None).await?;
         let data_used = match (daily.code.as_str(), &daily.usage) {
-            ("0000", Some(usage)) if daily.is_success => Some(part::<Daily>(usage)?.bytes()?),
+            ("0000", Some(usage)) if daily.is_success => Some(parse_part::<Daily>(usage)?.bytes()?),
             // The eSIM is not in use yet.
             ("1002", _) => Some(0),
             // It is cancelled, or its data is not counted.
@@ -361,12 +355,6 @@ fn form(id: &str) -> String {
     format!("{} characters: {}", id.len(), kinds.join(", "))
 }
 
-/// A part of a response.
-fn part<T: DeserializeOwned>(value: &Value) -> Result<T, Trouble> {
-    T::deserialize(value)
-        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
-}
-
 impl Reply {
     /// Whether a device has installed the eSIM, if the response says it.
     fn is_installed(&self) -> Option<bool> {
@@ -391,9 +379,9 @@ impl Daily {
         let days = self.history.iter().map(|day| megabytes(&day.usage_mb));
         let sum: Option<f64> = days.sum();
         let bytes = sum.map(|sum| sum * MEGABYTE);
-        let bytes = bytes.filter(|bytes| *bytes < 1e18).ok_or_else(|| {
-            Trouble::Unknown("the response is unreadable: usageMb is no amount of data".into())
-        })?;
+        let bytes = bytes
+            .filter(|bytes| *bytes < 1e18)
+            .ok_or_else(|| Trouble::unreadable("usageMb is no amount of data"))?;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -583,7 +571,7 @@ impl Adapter for Usimsa {
         let path = of_unit(USAGE, esim)?;
         let reply = self.call(Method::GET, &path, USAGE, None).await?;
         match (reply.code.as_str(), &reply.usage) {
-            ("0000", Some(usage)) if reply.is_success => part::<Usage>(usage)?.status(esim),
+            ("0000", Some(usage)) if reply.is_success => parse_part::<Usage>(usage)?.status(esim),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -602,18 +590,9 @@ impl Adapter for Usimsa {
     }
 }
 
-/// The path of a call about an eSIM. The form of ids is not documented. What has a meaning in a
-/// path must not get into one.
+/// The path of a call about an eSIM.
 fn of_unit(route: &str, esim: &DeliveredEsim) -> Result<String, Trouble> {
-    let id = esim.unit_id.as_str();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    if id.bytes().all(is_plain) {
-        Ok(route.replace("{topupId}", id))
-    } else {
-        Err(Trouble::NotSent(
-            "the id of the unit has characters other than letters, digits, - and _".into(),
-        ))
-    }
+    path_of(route, "{topupId}", esim.unit_id.as_str())
 }
 
 impl Usage {

@@ -21,7 +21,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use reqwest::{
-    Method, StatusCode,
+    StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
 use serde_json::json;
@@ -29,7 +29,7 @@ use serde_json::json;
 use self::wire::{PAGE, Purchased, ZenditRefusal, ZenditState};
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    http::{Call, CallBody, Http, Size, parse},
+    http::{Call, CallBody, Http, Size, parse, path_of},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Terms},
     provider::{
@@ -78,10 +78,8 @@ fn connect(account: &ProviderAccount, paced: PacedCalls) -> anyhow::Result<Provi
         .context("ZENDIT_ACCESS_KEY cannot be sent in a header")?;
     bearer.set_sensitive(true);
     let provider = Zendit {
-        calls: ZenditCalls {
-            http: Http::new(&account.url()?, paced, is_defined)?,
-            bearer,
-        },
+        http: Http::new(&account.url()?, paced, is_defined)?,
+        bearer,
     };
     Ok(ProviderConnection {
         provider: Arc::new(provider),
@@ -98,11 +96,6 @@ fn is_defined(status: StatusCode) -> bool {
 
 /// An account at Zendit.
 struct Zendit {
-    calls: ZenditCalls,
-}
-
-/// What sends the calls of our account.
-struct ZenditCalls {
     http: Http,
     bearer: HeaderValue,
 }
@@ -113,49 +106,17 @@ enum Reply {
     Refused(ZenditRefusal),
 }
 
-/// A call of our account.
-struct Asked<'a> {
-    method: Method,
-    path: &'a str,
-    route: &'static str,
-    query: Option<&'a str>,
-    body: Option<CallBody>,
-    size: Size,
-}
-
-impl<'a> Asked<'a> {
-    fn get(path: &'a str, route: &'static str) -> Self {
-        Self {
-            method: Method::GET,
-            path,
-            route,
-            query: None,
-            body: None,
-            size: Size::Ordinary,
-        }
-    }
-}
-
-impl ZenditCalls {
-    async fn call(&self, asked: Asked<'_>) -> Result<Reply, Trouble> {
-        self.call_with(self.bearer.clone(), asked).await
+impl Zendit {
+    async fn call(&self, call: Call<'_>) -> Result<Reply, Trouble> {
+        self.call_with(self.bearer.clone(), call).await
     }
 
-    async fn call_with(&self, bearer: HeaderValue, asked: Asked<'_>) -> Result<Reply, Trouble> {
+    async fn call_with(&self, bearer: HeaderValue, call: Call<'_>) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, bearer),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
-        let call = Call {
-            method: asked.method,
-            path: asked.path,
-            query: asked.query,
-            route: asked.route,
-            headers,
-            body: asked.body,
-            size: asked.size,
-        };
-        let (status, body) = self.http.call(call).await?;
+        let (status, body) = self.http.call(Call { headers, ..call }).await?;
         if status.is_success() {
             return Ok(Reply::Done(body));
         }
@@ -167,7 +128,7 @@ impl ZenditCalls {
     async fn ask(&self) -> Vec<LiveAnswer> {
         self.http.turn().await;
         let wrong = HeaderValue::from_static("Bearer no-such-key");
-        let response = self.call_with(wrong, Asked::get(BALANCE, BALANCE)).await;
+        let response = self.call_with(wrong, Call::get(BALANCE, BALANCE)).await;
         let response = response.map(|reply| match reply {
             Reply::Done(_) => "it was answered".to_owned(),
             Reply::Refused(refusal) => refusal.trouble().reason().to_owned(),
@@ -177,8 +138,8 @@ impl ZenditCalls {
     }
 
     /// The body of a response that is not refused.
-    async fn done(&self, asked: Asked<'_>) -> Result<Vec<u8>, Trouble> {
-        match self.call(asked).await? {
+    async fn done(&self, call: Call<'_>) -> Result<Vec<u8>, Trouble> {
+        match self.call(call).await? {
             Reply::Done(body) => Ok(body),
             Reply::Refused(refusal) => Err(refusal.trouble()),
         }
@@ -188,40 +149,37 @@ impl ZenditCalls {
     async fn page(&self, path: &'static str, number: u32) -> Result<Vec<u8>, Trouble> {
         let offset = u64::from(number.saturating_sub(1)) * u64::from(PAGE);
         let query = format!("_limit={PAGE}&_offset={offset}");
-        let asked = Asked {
+        let call = Call {
             query: Some(&query),
             size: Size::List,
-            ..Asked::get(path, path)
+            ..Call::get(path, path)
         };
-        self.done(asked).await
+        self.done(call).await
     }
 
-    /// Why a purchase is refused whose option allows less than the offer costs now; `None` if it
-    /// may be sent. Whatever becomes of this call, the purchase was not sent.
-    async fn too_dear(&self, terms: &Terms<'_>) -> Result<Option<String>, Trouble> {
+    /// Refuses a purchase whose option allows less than the offer costs now. Whatever becomes of
+    /// this call, the purchase was not sent.
+    async fn compare_price(&self, terms: &Terms<'_>) -> Result<(), Trouble> {
         let Some(most) = terms.most else {
-            return Ok(None);
+            return Ok(());
         };
         let unread = |trouble| price::unread(trouble, LATER);
-        let path = path(OFFER, "{offerId}", terms.product)?;
+        let path = path_of(OFFER, "{offerId}", terms.product)?;
         // This call comes in addition to the purchase.
         self.http.turn().await;
-        let price = match self.call(Asked::get(&path, OFFER)).await.map_err(unread)? {
+        let price = match self.call(Call::get(&path, OFFER)).await.map_err(unread)? {
             Reply::Done(body) => offers::price_of(&body, terms.product).map_err(unread)?,
             Reply::Refused(refusal) if refusal.is_absence() => None,
             Reply::Refused(refusal) => return Err(unread(refusal.trouble())),
         };
-        Ok(match price {
-            Some(price) if price <= most => None,
-            Some(price) => Some(format!("the price of the option is {price} now")),
-            None => Some("the provider does not sell the offer at a price that we know".into()),
-        })
+        let unlisted = "the provider does not sell the offer at a price that we know";
+        price::compare(price, most, unlisted)
     }
 
     /// Asks for a purchase by our id. `None` if Zendit says that it has none.
-    async fn purchase(&self, id: &str) -> Result<Option<Purchased>, Trouble> {
+    async fn purchased(&self, id: &str) -> Result<Option<Purchased>, Trouble> {
         let path = of_purchase(PURCHASE, id)?;
-        let purchased: Purchased = match self.call(Asked::get(&path, PURCHASE)).await? {
+        let purchased: Purchased = match self.call(Call::get(&path, PURCHASE)).await? {
             Reply::Done(body) => parse(&body)?,
             Reply::Refused(refusal) if refusal.is_absence() => return Ok(None),
             Reply::Refused(refusal) => return Err(refusal.trouble()),
@@ -235,21 +193,7 @@ impl ZenditCalls {
 
 /// The path of a call about a purchase.
 fn of_purchase(route: &str, id: &str) -> Result<String, Trouble> {
-    path(route, "{transactionId}", id)
-}
-
-/// The path of a route with an id in it. What has a meaning in a path must not get into one, such
-/// as a slash, or dots alone.
-fn path(route: &str, name: &str, id: &str) -> Result<String, Trouble> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    if id.bytes().all(is_plain) && !id.starts_with('.') {
-        Ok(route.replace(name, id))
-    } else {
-        Err(Trouble::NotSent(
-            "an id begins with a dot, or has characters other than letters, digits, -, _ and dots"
-                .into(),
-        ))
-    }
+    path_of(route, "{transactionId}", id)
 }
 
 impl ProviderFacts for Zendit {
@@ -275,7 +219,7 @@ impl ProviderFacts for Zendit {
     }
 
     fn clock_ahead(&self) -> Option<i64> {
-        self.calls.http.clock_ahead()
+        self.http.clock_ahead()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
@@ -289,11 +233,10 @@ impl ProviderFacts for Zendit {
 
 impl Adapter for Zendit {
     async fn ask_live(&self) -> Vec<LiveAnswer> {
-        self.calls.ask().await
+        self.ask().await
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let refused = |message: String| Err(Trouble::RefusedHere(message));
         let rejected = |status: &str, message: String| {
             Ok(PurchaseResponse::Rejected {
                 status: status.into(),
@@ -301,28 +244,21 @@ impl Adapter for Zendit {
             })
         };
         let [(option, 1)] = purchase.items.as_slice() else {
-            return refused("Zendit sells one eSIM in a purchase".into());
-        };
-        let Ok(terms) = price::terms(option) else {
-            return refused("the price behind @ in the option's id is unreadable".into());
-        };
-        if let Some(why) = self.calls.too_dear(&terms).await? {
-            return refused(why);
-        }
-        // The time is checked after the price was read.
-        if purchase.send_by.has_passed() {
-            return Err(Trouble::NotSent(
-                "its time was over before it could be sent".into(),
+            return Err(Trouble::RefusedHere(
+                "Zendit sells one eSIM in a purchase".into(),
             ));
-        }
+        };
+        let terms = price::terms(option)?;
+        self.compare_price(&terms).await?;
+        // The time is checked after the price was read.
+        purchase.is_in_time()?;
         let ours = purchase.placement_id.to_string();
         let request = json!({ "offerId": terms.product, "transactionId": ours });
-        let asked = Asked {
-            method: Method::POST,
+        let call = Call {
             body: Some(CallBody::json(&request)?),
-            ..Asked::get(PURCHASES, PURCHASES)
+            ..Call::post(PURCHASES, PURCHASES)
         };
-        let accepted: wire::Accepted = match self.calls.call(asked).await? {
+        let accepted: wire::Accepted = match self.call(call).await? {
             Reply::Done(body) => parse(&body)?,
             Reply::Refused(refusal) if refusal.is_absence() => {
                 return rejected(&refusal.code, refusal.message);
@@ -345,23 +281,19 @@ impl Adapter for Zendit {
     }
 
     async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
-        match self
-            .calls
-            .purchase(&look_up.placement_id.to_string())
-            .await?
-        {
+        match self.purchased(&look_up.placement_id.to_string()).await? {
             Some(purchased) => Ok(LookUpResponse::Found(vec![purchased.unit()?].into())),
             None => Ok(LookUpResponse::NotFound),
         }
     }
 
     async fn balance(&self) -> Result<Balance, Trouble> {
-        let body = self.calls.done(Asked::get(BALANCE, BALANCE)).await?;
+        let body = self.done(Call::get(BALANCE, BALANCE)).await?;
         parse::<wire::ZenditAccount>(&body)?.balance()
     }
 
     async fn products(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
-        offers::listed(&self.calls.page(OFFERS, page).await?, page)
+        offers::listed(&self.page(OFFERS, page).await?, page)
     }
 
     /// The form of the filter by time is not public, so all purchases are read, and those of
@@ -371,18 +303,18 @@ impl Adapter for Zendit {
         span: PurchasePeriod,
         page: u32,
     ) -> Result<ListPage<SoldPurchase>, Trouble> {
-        wire::sold(&self.calls.page(PURCHASES, page).await?, span, page)
+        wire::sold(&self.page(PURCHASES, page).await?, span, page)
     }
 
     /// Two calls: the purchase shows a refund, and the plans show the data that is used.
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
-        let found = self.calls.purchase(esim.unit_id.as_str()).await?;
+        let found = self.purchased(esim.unit_id.as_str()).await?;
         let purchased = found.ok_or_else(|| {
             Trouble::Unknown("the provider does not know the purchase of the eSIM".into())
         })?;
-        self.calls.http.turn().await;
+        self.http.turn().await;
         let path = PLANS.replace("{iccid}", esim.iccid.as_str());
-        let body = self.calls.done(Asked::get(&path, PLANS)).await?;
+        let body = self.done(Call::get(&path, PLANS)).await?;
         let plans: wire::Plans = parse(&body)?;
         plans.status(&purchased, &esim.iccid)
     }
@@ -391,11 +323,7 @@ impl Adapter for Zendit {
     /// eSIM settles all others, because the codes of a refusal are not documented.
     async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
         let path = of_purchase(REFUND, esim.unit_id.as_str())?;
-        let asked = Asked {
-            method: Method::POST,
-            ..Asked::get(&path, REFUND)
-        };
-        let refund: wire::Refund = parse(&self.calls.done(asked).await?)?;
+        let refund: wire::Refund = parse(&self.done(Call::post(&path, REFUND)).await?)?;
         match ZenditState::of(&refund.status) {
             ZenditState::Done => Ok(GiveBackResponse::Returned),
             _ => Err(Trouble::Unknown(format!(

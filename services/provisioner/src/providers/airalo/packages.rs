@@ -151,9 +151,8 @@ impl Discount {
 impl<P> AiraloPackages<P> {
     /// The number of the page after this one; `None` after the last one.
     fn next(&self, page: u32) -> Result<Option<u32>, Trouble> {
-        let last = number(&self.meta, "last_page").ok_or_else(|| {
-            Trouble::Unknown("the response is unreadable: it does not name the last page".into())
-        })?;
+        let last = number(&self.meta, "last_page")
+            .ok_or_else(|| Trouble::unreadable("it does not name the last page"))?;
         Ok((u64::from(page) < last).then(|| page.saturating_add(1)))
     }
 }

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use reqwest::{
-    Method, StatusCode,
+    StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
 use secrecy::{ExposeSecret, SecretString};
@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use super::wire::is_foreign;
 use crate::providers::{
-    http::{Call, CallBody, Http, Size, parse},
+    http::{Call, CallBody, Http, parse},
     provider::Trouble,
 };
 
@@ -127,13 +127,9 @@ impl Tokens {
         ]);
         let accept = (header::ACCEPT, HeaderValue::from_static("application/json"));
         let call = Call {
-            method: Method::POST,
-            path: TOKEN,
-            query: None,
-            route: TOKEN,
             headers: HeaderMap::from_iter([accept]),
             body: Some(form),
-            size: Size::Ordinary,
+            ..Call::post(TOKEN, TOKEN)
         };
         let body = match http.call(call).await {
             Ok((StatusCode::UNPROCESSABLE_ENTITY, _)) => {

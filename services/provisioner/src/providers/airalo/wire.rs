@@ -14,9 +14,9 @@ use crate::providers::{
     price::Price,
     provider::{
         Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState,
-        Trouble, filled,
+        Trouble, filled, id_in,
     },
-    text::{BadId, DAY, MOMENT, ProviderId, moment, one_line},
+    text::{DAY, MOMENT, moment, one_line},
 };
 
 /// For how many days after its purchase an eSIM is taken to be usable if its operator does not say
@@ -117,24 +117,19 @@ impl AiraloOrder {
 
     /// The order as an entry of the list of purchases.
     pub(super) fn sold(&self) -> Result<SoldPurchase, Trouble> {
-        let bad = |field: &str| {
-            Trouble::Unknown(format!("the response is unreadable: {field} of an order"))
-        };
         let quantity = self
             .quantity
             .as_ref()
             .and_then(|units| units.text().parse().ok());
         Ok(SoldPurchase {
             order_id: one_line(self.description.as_deref().unwrap_or_default()),
-            reference: ProviderId::parse(self.number()).map_err(|_| bad("id"))?,
+            reference: id_in("id", self.number())?,
             unit: None,
             at: self.created_at.as_deref().map(one_line),
             units: quantity
                 .filter(|units| *units > 0)
-                .ok_or_else(|| bad("quantity"))?,
-            option: Some(
-                ProviderId::parse(self.package_id.clone()).map_err(|_| bad("package_id"))?,
-            ),
+                .ok_or_else(|| Trouble::unreadable("quantity of an order"))?,
+            option: Some(id_in("package_id", self.package_id.clone())?),
             price: self.paid(),
         })
     }
@@ -210,22 +205,14 @@ pub(super) fn bought(
     orders: Vec<AiraloOrder>,
     install_window: impl Fn(&str) -> Option<u16>,
 ) -> Result<BoughtUnits, Trouble> {
-    let bad = |field: &str, error: BadId| {
-        Trouble::Unknown(format!("the response is unreadable: {field} {error}"))
-    };
     let first = orders.iter().map(|order| order.id).min();
-    let reference = first
-        .map(|id| ProviderId::parse(id.to_string()))
-        .transpose()
-        .map_err(|error| bad("id", error))?;
+    let reference = first.map(|id| id_in("id", id.to_string())).transpose()?;
     let mut units = Vec::new();
     for order in orders {
-        let product_id = ProviderId::parse(order.package_id.clone())
-            .map_err(|error| bad("package_id", error))?;
+        let product_id = id_in("package_id", order.package_id.clone())?;
         let window = install_window(&order.package_id);
         for sim in &order.sims {
-            let unit_id =
-                ProviderId::parse(sim.id.to_string()).map_err(|error| bad("sims.id", error))?;
+            let unit_id = id_in("sims.id", sim.id.to_string())?;
             let state = ProviderUnitState::read(&unit_id, sim.state(&order, window));
             units.push(ProviderUnit {
                 unit_id,
@@ -302,8 +289,8 @@ impl AiraloUsage {
         } = self.data;
         let is_amount = |amount: f64| amount.is_finite() && (0.0..1e12).contains(&amount);
         if !is_amount(remaining) || !is_amount(total) {
-            return Err(Trouble::Unknown(
-                "the response is unreadable: remaining or total is no amount of data".into(),
+            return Err(Trouble::unreadable(
+                "remaining or total is no amount of data",
             ));
         }
         #[expect(

@@ -3,10 +3,7 @@
 
 use std::time::Duration;
 
-use reqwest::{
-    Method,
-    header::{HeaderMap, HeaderName, HeaderValue},
-};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use signing::{SecretKey, esim_access};
 use time::{
@@ -15,9 +12,11 @@ use time::{
 };
 use uuid::Uuid;
 
-use super::wire::{self, EsimAccessEsim, EsimAccessPage, PAGE, Reply, order_number, units};
+use super::wire::{
+    self, EsimAccessEsim, EsimAccessFailure, EsimAccessPage, PAGE, Reply, order_number, units,
+};
 use crate::providers::{
-    http::{Call, CallBody, Http, Size, parse},
+    http::{Call, CallBody, Http, Size, header_of, parse, parse_part},
     provider::{BoughtUnits, LookUpResponse, Trouble},
     text::one_line,
 };
@@ -113,14 +112,11 @@ impl Client {
             &self.access_code,
             body,
         );
-        let text = |text: String| {
-            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
-        };
         Ok(HeaderMap::from_iter([
             (ACCESS_CODE, self.access_code_header.clone()),
-            (TIMESTAMP, text(timestamp)?),
-            (REQUEST_ID, text(request_id)?),
-            (SIGNATURE, text(signature)?),
+            (TIMESTAMP, header_of(timestamp)?),
+            (REQUEST_ID, header_of(request_id)?),
+            (SIGNATURE, header_of(signature)?),
         ]))
     }
 
@@ -138,13 +134,10 @@ impl Client {
         headers: HeaderMap,
     ) -> Result<Reply, Trouble> {
         let call = Call {
-            method: Method::POST,
-            path,
-            query: None,
-            route: path,
             headers,
             body: Some(body),
             size,
+            ..Call::post(path, path)
         };
         let (_, body) = self.http.call(call).await?;
         parse::<wire::Envelope>(&body)?.open()
@@ -183,8 +176,8 @@ impl Client {
         let mut request = filter.clone();
         request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
         match self.call_for(size, QUERY, &request).await? {
-            Reply::Done(page) => Ok(Ok(wire::read(page)?)),
-            Reply::Failed { code, message } => Ok(Err(EsimAccessFailure { code, message })),
+            Reply::Done(page) => Ok(Ok(parse_part(&page)?)),
+            Reply::Failed(failure) => Ok(Err(failure)),
         }
     }
 }
@@ -217,12 +210,6 @@ pub(super) fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Val
     // A minute that has begun belongs to the time.
     let until = until + Duration::from_secs(59);
     Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))
-}
-
-/// An error of the protocol.
-pub(super) struct EsimAccessFailure {
-    pub(super) code: String,
-    pub(super) message: String,
 }
 
 impl EsimAccessFailure {

@@ -4,20 +4,21 @@ use domain::{
     ActivationCode, Iccid, PlacementId,
     product::{Cost, Data, Price, Standard},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::Value;
 
 use store::esim_requests::Reading;
 use time::OffsetDateTime;
 
 use crate::providers::{
+    http::parse_part,
     lists::{
         ProductOffer, SoldPurchase, UnsuitableProduct, name, needs_confirmation_code, number,
         product, text,
     },
     provider::{
         Balance, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState, Trouble,
-        UnitFields, filled,
+        UnitFields, filled, id_in,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -49,8 +50,15 @@ enum Success {
 pub(super) enum Reply {
     /// The call was carried out, with this result.
     Done(Value),
-    /// The call failed with this code, exactly as it was sent. The message is one short line.
-    Failed { code: String, message: String },
+    Failed(EsimAccessFailure),
+}
+
+/// An error of the protocol.
+pub(super) struct EsimAccessFailure {
+    /// Exactly as it was sent.
+    pub(super) code: String,
+    /// One short line.
+    pub(super) message: String,
 }
 
 impl Envelope {
@@ -71,21 +79,13 @@ impl Envelope {
             .filter(|code| !matches!(code.as_str(), "" | "0"));
         match (success, code, self.obj) {
             (Some(true), None, Some(result)) => Ok(Reply::Done(result)),
-            (Some(false), Some(code), _) => Ok(Reply::Failed {
+            (Some(false), Some(code), _) => Ok(Reply::Failed(EsimAccessFailure {
                 code,
                 message: one_line(&self.error_msg.unwrap_or_default()),
-            }),
-            _ => Err(Trouble::Unknown(
-                "the response is unreadable: it says neither success nor failure".into(),
-            )),
+            })),
+            _ => Err(Trouble::unreadable("it says neither success nor failure")),
         }
     }
-}
-
-/// Reads the result of a call. The error does not quote it, because it may hold activation codes.
-pub(super) fn read<T: DeserializeOwned>(result: Value) -> Result<T, Trouble> {
-    serde_json::from_value(result)
-        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
 }
 
 /// The result of a purchase.
@@ -185,15 +185,11 @@ impl EsimAccessEsim {
 
     /// The eSIM as a part of its purchase.
     pub(super) fn sold(self) -> Result<SoldPurchase, Trouble> {
-        let unit = ProviderId::parse(self.esim_tran_no).map_err(|error| {
-            Trouble::Unknown(format!("the response is unreadable: esimTranNo {error}"))
-        })?;
+        let unit = id_in("esimTranNo", self.esim_tran_no)?;
         let package = self.package_list.into_iter().next();
         let code = package.as_ref().and_then(|one| one.package_code.clone());
-        let option = code.filter(|code| !code.is_empty()).map(ProviderId::parse);
-        let option = option.transpose().map_err(|error| {
-            Trouble::Unknown(format!("the response is unreadable: packageCode {error}"))
-        })?;
+        let option = code.filter(|code| !code.is_empty());
+        let option = option.map(|code| id_in("packageCode", code)).transpose()?;
         Ok(SoldPurchase {
             order_id: one_line(&self.transaction_id.unwrap_or_default()),
             reference: order_number(self.order_no.unwrap_or_default())?,
@@ -217,9 +213,7 @@ impl EsimAccessEsim {
     pub(super) fn status(&self) -> Result<EsimStatus, Trouble> {
         let (Some(esim), Some(smdp)) = (self.esim_status.as_deref(), self.smdp_status.as_deref())
         else {
-            return Err(Trouble::Unknown(
-                "the response is unreadable: it does not say the state of the eSIM".into(),
-            ));
+            return Err(Trouble::unreadable("it does not say the state of the eSIM"));
         };
         let is_begun = matches!(esim, "IN_USE" | "USED_UP" | "USED_EXPIRED" | "SUSPENDED");
         // A download alone may have failed; an installation follows it.
@@ -321,8 +315,8 @@ impl Counted {
 }
 
 /// What an eSIM has used; `None` if the result does not say it.
-pub(super) fn counted(result: Value, unit_id: &ProviderId) -> Option<Counted> {
-    let usages: Usages = read(result).ok()?;
+pub(super) fn counted(result: &Value, unit_id: &ProviderId) -> Option<Counted> {
+    let usages: Usages = parse_part(result).ok()?;
     let is_it = |one: &Counted| one.esim_tran_no == unit_id.as_str();
     usages.esim_usage_list.into_iter().find(is_it)
 }
@@ -336,8 +330,7 @@ fn belongs(transaction_id: Option<&str>, placement_id: PlacementId) -> Option<bo
 /// The provider's order number. Without a good one the response is not understood, because the
 /// purchase could not be found by it.
 pub(super) fn order_number(text: String) -> Result<ProviderId, Trouble> {
-    ProviderId::parse(text)
-        .map_err(|error| Trouble::Unknown(format!("the response is unreadable: orderNo {error}")))
+    id_in("orderNo", text)
 }
 
 /// Reads eSIMs as units. One bad id makes the whole response unreadable, and no unit of it is used,

@@ -20,9 +20,9 @@ use crate::providers::{
     price::Price,
     provider::{
         BadCallback, Balance, Custody, EsimStatus, Hint, ProfileFault, ProviderUnit,
-        ProviderUnitState, Trouble, filled,
+        ProviderUnitState, Trouble, filled, id_in,
     },
-    text::{BadId, ProviderId, day, one_line},
+    text::{day, one_line},
 };
 
 /// The entries of one page of a list, the most that are allowed (its reference, 2025).
@@ -155,17 +155,10 @@ impl Purchased {
     /// The only unit of the purchase. Its id is our id of the purchase, because Zendit has no other
     /// one.
     pub(super) fn unit(self) -> Result<ProviderUnit, Trouble> {
-        let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!("the response is unreadable: {field} {error}"))
-        };
         let state = self.state();
-        let unit_id =
-            ProviderId::parse(self.transaction_id).map_err(|error| bad("transactionId", error))?;
+        let unit_id = id_in("transactionId", self.transaction_id)?;
         let offer_id = self.offer_id.filter(|id| !id.is_empty());
-        let product_id = offer_id
-            .map(ProviderId::parse)
-            .transpose()
-            .map_err(|error| bad("offerId", error))?;
+        let product_id = offer_id.map(|id| id_in("offerId", id)).transpose()?;
         Ok(ProviderUnit {
             state: ProviderUnitState::read(&unit_id, state),
             unit_id,
@@ -234,24 +227,17 @@ impl Purchased {
 
     /// The purchase as an entry of the list of purchases.
     fn sold(self) -> Result<SoldPurchase, Trouble> {
-        let bad = |field: &str| {
-            Trouble::Unknown(format!("the response is unreadable: {field} of a purchase"))
-        };
         let price = self
             .cost
             .zip(self.cost_currency_divisor)
             .and_then(|(cost, divisor)| minor(cost, divisor));
         Ok(SoldPurchase {
             order_id: one_line(&self.transaction_id),
-            reference: ProviderId::parse(self.transaction_id).map_err(|_| bad("transactionId"))?,
+            reference: id_in("transactionId", self.transaction_id)?,
             unit: None,
             at: self.created_at.as_deref().map(one_line),
             units: 1,
-            option: self
-                .offer_id
-                .map(ProviderId::parse)
-                .transpose()
-                .map_err(|_| bad("offerId"))?,
+            option: self.offer_id.map(|id| id_in("offerId", id)).transpose()?,
             price,
         })
     }
@@ -317,9 +303,7 @@ pub(super) struct ZenditAccount {
 impl ZenditAccount {
     pub(super) fn balance(self) -> Result<Balance, Trouble> {
         if self.currency_divisor == 0 {
-            return Err(Trouble::Unknown(
-                "the response is unreadable: currencyDivisor is 0".into(),
-            ));
+            return Err(Trouble::unreadable("currencyDivisor is 0"));
         }
         #[expect(
             clippy::cast_precision_loss,
