@@ -11,7 +11,7 @@ use provisioner::providers::{
 use serde_json::json;
 use testkit::wait;
 
-use crate::hostile::{connect, http, ok, replay};
+use crate::hostile::answering;
 use crate::support::{Bench, PATIENCE, change_account};
 
 /// The row of a unit.
@@ -352,7 +352,6 @@ async fn a_give_back_that_no_look_shows_is_settled_by_its_repeat() {
 
 #[tokio::test]
 async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call() {
-    testkit::http::client().unwrap();
     for (code, expected) in [
         ("0000", "returned"),
         ("9002", "returned"),
@@ -365,8 +364,7 @@ async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call
         ("1003", "unknown"),
     ] {
         let body = format!(r#"{{"code":"{code}","message":"why"}}"#);
-        let url = replay(ok(&body)).await;
-        let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let account = answering("usimsa", "200 OK", &body).await;
         let class = match account.give_back(&esim()).await {
             Ok(GiveBackResponse::Returned) => "returned",
             Ok(GiveBackResponse::Refused(said)) => {
@@ -404,8 +402,7 @@ async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call
             None,
         ),
     ] {
-        let url = replay(ok(body)).await;
-        let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let account = answering("usimsa", "200 OK", body).await;
         let status = account.status(&esim()).await;
         if status.is_ok() {
             assert_eq!(custody(&status), "unshown", "{body}");
@@ -484,11 +481,7 @@ fn custody(status: &Result<EsimStatus, Trouble>) -> String {
 
 #[tokio::test]
 async fn only_what_esim_access_says_clearly_is_believed() {
-    testkit::http::client().unwrap(); // This installs the TLS provider.
-    let account = async |body: &str| {
-        let url = replay(ok(body)).await;
-        connect("esim-access", url.as_str(), "code", "secret")
-    };
+    let account = async |body: &str| answering("esim-access", "200 OK", body).await;
     let one = |id: &str, esim: &str, smdp: &str| {
         format!(
             r#"{{"esimTranNo":"{id}","esimStatus":"{esim}","smdpStatus":"{smdp}","totalVolume":5,"orderUsage":2,"expiredTime":"2026-12-31T00:00:00+0000"}}"#
@@ -542,11 +535,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
 
 #[tokio::test]
 async fn only_what_airalo_says_clearly_is_believed() {
-    testkit::http::client().unwrap();
-    let account = async |body: &str| {
-        let url = replay(ok(body)).await;
-        connect("airalo", url.as_str(), "id", "secret")
-    };
+    let account = async |body: &str| answering("airalo", "200 OK", body).await;
     let usage = |remaining: &str, status: &str| {
         format!(
             r#"{{"data":{{"remaining":{remaining},"total":2048,"expired_at":"2026-12-31 00:00:00","is_unlimited":false,"status":"{status}"}}}}"#
@@ -586,8 +575,7 @@ async fn only_what_airalo_says_clearly_is_believed() {
         ("<html>Not found</html>", "unknown"),
         ("", "unknown"),
     ] {
-        let url = replay(http("404 X", "", body.as_bytes())).await;
-        let account = connect("airalo", url.as_str(), "id", "secret");
+        let account = answering("airalo", "404 X", body).await;
         assert_eq!(custody(&account.status(&esim()).await), expected, "{body}");
     }
 }

@@ -15,6 +15,10 @@ use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use crate::support::{ACCESS_KEY, SECRET_KEY};
+
+/// Our id of the purchase that responses are about.
+pub const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
 /// The least number of responses.
 const LEAST: usize = 60;
 const RESPONSE_MAX: usize = 64 * 1024;
@@ -38,7 +42,7 @@ pub fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-pub fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
+fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
     http(
         "200 OK",
         "content-type: application/json\r\n",
@@ -300,18 +304,61 @@ pub async fn replay(response: Vec<u8>) -> reqwest::Url {
     base.parse().unwrap()
 }
 
-/// The adapter of the provider `name` for an account with these keys.
-pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc<dyn Provider> {
+/// The adapter of the provider `name`.
+pub fn connect(name: &str, url: &str) -> Arc<dyn Provider> {
+    testkit::http::client().unwrap(); // This installs the TLS provider.
     let accounts = Accounts::default()
         .with(name, "URL", url)
-        .with(name, "ACCESS_KEY", access_key)
-        .with(name, "SECRET_KEY", secret_key);
+        .with(name, "ACCESS_KEY", ACCESS_KEY)
+        .with(name, "SECRET_KEY", SECRET_KEY);
     let limits = CallLimits {
         timeout: Duration::from_secs(5),
         response_max: RESPONSE_MAX,
     };
     let connected = accounts.connect(name, PacedCalls::without_rate(limits));
     connected.unwrap().provider
+}
+
+/// The adapter of a provider that gives one response to whatever is asked.
+pub async fn answering(name: &str, status: &str, body: &str) -> Arc<dyn Provider> {
+    connect(
+        name,
+        replay(http(status, "", body.as_bytes())).await.as_str(),
+    )
+}
+
+/// A protocol whose responses are tried one by one.
+pub struct Responses {
+    pub provider: &'static str,
+    /// How a purchase is looked up: by these ids of the provider, and with `None` by ours.
+    pub look_ups: &'static [Option<&'static str>],
+}
+
+impl Responses {
+    /// What one response leads to as that to a purchase and to each look-up.
+    pub async fn classes(&self, status: &str, body: &str) -> Vec<String> {
+        let ours = OURS.parse().unwrap();
+        let provider = answering(self.provider, status, body).await;
+        let (purchase, _) = asked(ours, None);
+        let mut classes = vec![bought(&provider.purchase(&purchase).await)];
+        for reference in self.look_ups {
+            let (_, look_up) = asked(ours, *reference);
+            classes.push(found(&provider.look_up(&look_up).await));
+        }
+        classes
+    }
+
+    /// Compares the classes of these responses with the expected ones.
+    pub async fn check<const N: usize>(&self, rows: &[(&str, String, [&str; N])]) {
+        let mut wrong = Vec::new();
+        for (status, body, expected) in rows {
+            let seen = self.classes(status, body).await;
+            if seen != expected {
+                wrong.push((status, body, seen));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
 }
 
 /// What a callback with this body tells.
@@ -322,11 +369,6 @@ pub fn called_back(provider: &dyn Provider, body: &[u8]) -> Result<Hint, BadCall
         headers: &headers,
         body,
     })
-}
-
-async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
-    let url = replay(response).await;
-    connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==")
 }
 
 /// A purchase of two units of the product `P`, and the question about it. `reference` is the
@@ -379,27 +421,16 @@ fn units(bought: &BoughtUnits) -> String {
 
 #[tokio::test]
 async fn no_response_is_taken_for_what_it_is_not() {
-    testkit::http::client().unwrap(); // This installs the TLS provider.
     let rows: Vec<Row> = [broken(), statuses(), bodies(), edges()]
         .into_iter()
         .flatten()
         .collect();
     println!("{} responses", rows.len());
     assert!(rows.len() >= LEAST);
-    let purchase = Purchase {
-        placement_id: PlacementId::new(),
-        items: vec![("option".into(), 1)],
-        send_by: Moment::now() + Duration::from_mins(1),
-    };
-    let look_up = LookUpRequest {
-        placement_id: purchase.placement_id,
-        reference: None,
-        attempt_age: Duration::ZERO,
-        arrives_within: Duration::from_mins(1),
-    };
+    let (purchase, look_up) = asked(PlacementId::new(), None);
     let mut wrong = Vec::new();
     for (name, response, purchase_expected, find_expected) in rows {
-        let provider = provider(response).await;
+        let provider = connect("usimsa", replay(response).await.as_str());
         let bought = match provider.purchase(&purchase).await {
             Ok(PurchaseResponse::Bought(bought)) => class(&bought.units),
             Ok(PurchaseResponse::Rejected { status, message }) => {
@@ -423,7 +454,6 @@ async fn no_response_is_taken_for_what_it_is_not() {
 /// The sandbox has codes of its own, which are believed of nobody else.
 #[tokio::test]
 async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
-    testkit::http::client().unwrap();
     let (purchase, look_up) = asked(PlacementId::new(), None);
     for (code, place, find) in [
         ("9000", "rejected 9000", "unknown"),
@@ -433,8 +463,7 @@ async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
         ("9005", "rejected 9005", "unknown"),
         ("9998", "unknown", "unknown"),
     ] {
-        let url = replay(ok(format!(r#"{{"code":"{code}"}}"#))).await;
-        let sandbox = connect("sandbox", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+        let sandbox = answering("sandbox", "200 OK", &format!(r#"{{"code":"{code}"}}"#)).await;
         let answers = (
             bought(&sandbox.purchase(&purchase).await),
             found(&sandbox.look_up(&look_up).await),
@@ -446,7 +475,6 @@ async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
 /// What a proof asks with a wrong key or signature must be refused, as the documents say.
 #[tokio::test]
 async fn a_proof_tells_who_takes_a_wrong_key() {
-    testkit::http::client().unwrap();
     for (name, refused) in [
         ("airalo", http("401 X", "", b"{}")),
         ("zendit", http("401 X", "", b"{}")),
@@ -458,8 +486,7 @@ async fn a_proof_tells_who_takes_a_wrong_key() {
         let taken = ok(r#"{"success":true,"errorCode":"0","obj":{}}"#);
         let busy = http("503 X", "", b"");
         for (response, expected) in [(taken, Some(false)), (refused, Some(true)), (busy, None)] {
-            let url = replay(response).await;
-            let provider = connect(name, url.as_str(), "key", "secret");
+            let provider = connect(name, replay(response).await.as_str());
             let answers = provider.ask_live().await;
             let first = answers.first().unwrap();
             assert!(first.question.starts_with("a call with a wrong "));

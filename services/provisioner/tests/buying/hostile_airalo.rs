@@ -7,38 +7,16 @@ use std::sync::Arc;
 use domain::PlacementId;
 use provisioner::providers::{LookUp, Provider, Trouble};
 
-use crate::hostile::{asked, bought, connect, found, http, replay};
+use crate::hostile::{OURS, Responses, answering, asked, bought, found};
 
-const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
+/// By Airalo's id, and by a search.
+const AIRALO: Responses = Responses {
+    provider: "airalo",
+    look_ups: &[Some("7"), None],
+};
 
 async fn provider(status: &str, body: &str) -> Arc<dyn Provider> {
-    let url = replay(http(status, "", body.as_bytes())).await;
-    connect("airalo", url.as_str(), "id", "secret")
-}
-
-/// The purchase, the look-up by Airalo's id, and the search, each with one response.
-async fn classes(status: &str, body: &str) -> [String; 3] {
-    let ours: PlacementId = OURS.parse().unwrap();
-    let (purchase, by_text) = asked(ours, None);
-    let (_, by_id) = asked(ours, Some("7"));
-    let provider = provider(status, body).await;
-    [
-        bought(&provider.purchase(&purchase).await),
-        found(&provider.look_up(&by_id).await),
-        found(&provider.look_up(&by_text).await),
-    ]
-}
-
-async fn check(rows: &[(&str, String, [&str; 3])]) {
-    testkit::http::client().unwrap(); // This installs the TLS provider.
-    let mut wrong = Vec::new();
-    for (status, body, expected) in rows {
-        let seen = classes(status, body).await;
-        if seen != *expected {
-            wrong.push((status, body, seen));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    answering("airalo", status, body).await
 }
 
 #[tokio::test]
@@ -80,14 +58,13 @@ async fn each_row_of_the_failure_table_has_its_effect() {
     ] {
         rows.push(("422 X", odd.to_owned(), unknown));
     }
-    check(&rows).await;
+    AIRALO.check(&rows).await;
 }
 
 /// The first denial says that the new token is not good; a later one, that the kept token has
 /// ended.
 #[tokio::test]
 async fn a_denied_token_is_replaced_once() {
-    testkit::http::client().unwrap();
     let ours: PlacementId = OURS.parse().unwrap();
     let (purchase, look_up) = asked(ours, None);
     let denying = provider("401 X", "{}").await;
@@ -101,7 +78,6 @@ async fn a_denied_token_is_replaced_once() {
 /// the three that are allowed in a minute.
 #[tokio::test]
 async fn an_address_that_is_not_on_the_list_is_said_and_keeps_the_token() {
-    testkit::http::client().unwrap();
     let ours: PlacementId = OURS.parse().unwrap();
     let (purchase, _) = asked(ours, None);
     let refused = r#"{"code":89,"reason":"The IP address is not allowed"}"#;
@@ -210,12 +186,13 @@ async fn an_order_is_read_whole_or_not_at_all() {
             unknown,
         ),
     ];
-    check(&rows.map(|(body, expected)| ("200 X", body, expected))).await;
+    AIRALO
+        .check(&rows.map(|(body, expected)| ("200 X", body, expected)))
+        .await;
 }
 
 #[tokio::test]
 async fn several_options_are_never_sent_as_one_order() {
-    testkit::http::client().unwrap();
     let ours: PlacementId = OURS.parse().unwrap();
     let provider = provider("500 X", "").await;
     assert_eq!(provider.capabilities().look_up, LookUp::Search);

@@ -10,35 +10,15 @@ use provisioner::providers::{
     Trouble,
 };
 
-use crate::hostile::{asked, bought, called_back, connect, found, http, replay};
+use crate::hostile::{OURS, Responses, answering, asked, bought, called_back};
 
-const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
+const ZENDIT: Responses = Responses {
+    provider: "zendit",
+    look_ups: &[None],
+};
 
 async fn provider(status: &str, body: &str) -> Arc<dyn Provider> {
-    let url = replay(http(status, "", body.as_bytes())).await;
-    connect("zendit", url.as_str(), "key", "")
-}
-
-/// The purchase and the look-up, each with one response.
-async fn classes(status: &str, body: &str) -> [String; 2] {
-    let (purchase, look_up) = asked(OURS.parse().unwrap(), None);
-    let provider = provider(status, body).await;
-    [
-        bought(&provider.purchase(&purchase).await),
-        found(&provider.look_up(&look_up).await),
-    ]
-}
-
-async fn check(rows: &[(&str, String, [&str; 2])]) {
-    testkit::http::client().unwrap(); // This installs the TLS provider.
-    let mut wrong = Vec::new();
-    for (status, body, expected) in rows {
-        let seen = classes(status, body).await;
-        if seen != *expected {
-            wrong.push((status, body, seen));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    answering("zendit", status, body).await
 }
 
 #[tokio::test]
@@ -78,7 +58,7 @@ async fn each_row_of_the_failure_table_has_its_effect() {
     ] {
         rows.push(("404 X", odd.to_owned(), unknown));
     }
-    check(&rows).await;
+    ZENDIT.check(&rows).await;
 }
 
 #[tokio::test]
@@ -94,10 +74,9 @@ async fn the_answer_to_a_purchase_is_about_ours_and_in_a_known_state() {
     for state in ["ACCEPTED", "PENDING", "AUTHORIZED", "IN_PROGRESS", "DONE"] {
         rows.push((accepted(OURS, state), "-", "- p"));
     }
-    testkit::http::client().unwrap();
     for (body, purchase, look_up) in rows {
-        let seen = classes("200 X", &body).await;
-        let seen = seen.each_ref().map(|class| class.trim_end());
+        let seen = ZENDIT.classes("200 X", &body).await;
+        let seen: Vec<&str> = seen.iter().map(|class| class.trim_end()).collect();
         assert_eq!(seen, [purchase, look_up], "{body}");
     }
 }
@@ -141,16 +120,14 @@ async fn an_esim_is_read_whole_or_not_at_all() {
         ("{}".to_owned(), "unknown"),
         ("null".to_owned(), "unknown"),
     ];
-    testkit::http::client().unwrap();
     for (body, expected) in rows {
-        let [_, seen] = classes("200 X", &body).await;
-        assert_eq!(seen, expected, "{body}");
+        let seen = ZENDIT.classes("200 X", &body).await;
+        assert_eq!(seen[1], expected, "{body}");
     }
 }
 
 #[tokio::test]
 async fn several_esims_or_options_are_never_sent_as_one_purchase() {
-    testkit::http::client().unwrap();
     let provider = provider("500 X", "").await;
     assert_eq!(provider.capabilities().look_up, LookUp::Exact);
     for items in [&[("P", 2)][..], &[("P", 1), ("Q", 1)], &[("P@cheap", 1)]] {
@@ -167,7 +144,6 @@ async fn several_esims_or_options_are_never_sent_as_one_purchase() {
 /// The response serves both calls: the offer, and its purchase.
 #[tokio::test]
 async fn only_an_offer_at_a_known_price_is_bought() {
-    testkit::http::client().unwrap();
     let whole = |from: &str, to: &str| {
         let whole = format!(
             r#"{{"offerId":"P","enabled":true,"priceType":"FIXED","cost":{{"currencyDivisor":100,"fixed":300,"fee":25}},"transactionId":"{OURS}","status":"ACCEPTED"}}"#
@@ -213,7 +189,6 @@ fn esim(unit_id: &str) -> DeliveredEsim {
 /// The response serves both calls: the purchase of the eSIM, and its plans.
 #[tokio::test]
 async fn only_what_zendit_says_clearly_about_an_esim_is_believed() {
-    testkit::http::client().unwrap();
     let status = async |changes: &str, plan: &str| -> Result<EsimStatus, Trouble> {
         let body = format!(
             r#"{{"transactionId":"{OURS}","status":"DONE","firstInstalledAt":"","total":1,"list":[{plan}]{changes}}}"#
@@ -253,7 +228,6 @@ async fn only_what_zendit_says_clearly_about_an_esim_is_believed() {
 
 #[tokio::test]
 async fn only_a_refund_that_is_done_gives_an_esim_back() {
-    testkit::http::client().unwrap();
     for (status, body, is_returned) in [
         ("200 X", r#"{"status":"DONE"}"#, true),
         ("200 X", r#"{"status":"ACCEPTED"}"#, false),
@@ -290,7 +264,6 @@ async fn only_a_refund_that_is_done_gives_an_esim_back() {
 
 #[tokio::test]
 async fn a_callback_is_a_hint_about_one_purchase() {
-    testkit::http::client().unwrap();
     let provider = provider("200 X", "").await;
     let hint = |body: &str| called_back(&*provider, body.as_bytes()).ok();
     let ours = format!(r#"{{"transactionId":"{OURS}","status":"FAILED","more":1}}"#);

@@ -12,9 +12,7 @@ use testkit::wait;
 
 use crate::hostile::{connect, http, replay};
 use crate::operator;
-use crate::support::{
-    ACCESS_KEY, Bench, SECRET_KEY, Stored, TOKEN, change_account, provider_option,
-};
+use crate::support::{Bench, Stored, TOKEN, change_account, provider_option};
 
 const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
 
@@ -73,7 +71,7 @@ async fn what_is_bought_without_an_answer_is_found_by_a_search() {
 async fn a_purchase_is_found_among_those_of_a_busy_account() {
     let bench = bench(|_| {}).await;
     let url = bench.sandbox.url();
-    let account = connect("esim-access", url.as_str(), ACCESS_KEY, SECRET_KEY);
+    let account = connect("esim-access", url.as_str());
     let others = async || {
         for _ in 0..32 {
             let purchase = Purchase {
@@ -302,7 +300,7 @@ async fn an_account_is_tried_without_buying() {
 async fn an_iccid_that_is_sold_again_after_a_cancel_is_delivered_again() {
     let bench = bench(|_| {}).await;
     let url = bench.sandbox.url();
-    let account = connect("esim-access", url.as_str(), ACCESS_KEY, SECRET_KEY);
+    let account = connect("esim-access", url.as_str());
     let iccid = async |id: PlacementId| -> String {
         let iccid = "SELECT iccid FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
         sqlx::query_scalar(iccid)

@@ -138,7 +138,7 @@ async fn purchases_are_listed() {
     let id = bench.accept_at("zendit", &["ready"]).await;
     bench.ready(id).await;
     let url = bench.sandbox.url();
-    let account = crate::hostile::connect("zendit", url.as_str(), crate::support::ACCESS_KEY, "");
+    let account = crate::hostile::connect("zendit", url.as_str());
     let until = runtime::clock::now() + time::Duration::minutes(1);
     let span = provisioner::providers::PurchasePeriod {
         since: until - time::Duration::hours(1),
