@@ -50,7 +50,7 @@ Ctrl-C prints what was bought and is not given back. Run the same command again:
 last purchase stays, and the next run, a day later, proves that a repeat is safe for so long.
 
 --json prints {\"provider\":…,\"account\":…,\"interrupted\":false,\"steps\":[{\"question\":…,\"asked\":…,\"came\":…,
-\"follows\":…}],\"purchases\":[{\"purchase_id\":…,\"option\":…,\"units\":1,\"references\":[…],\"fate\":…}]}; with --plan
+\"follows\":…}],\"purchases\":[{\"purchase_id\":…,\"option\":…,\"units\":1,\"references\":[…],\"outcome\":…}]}; with --plan
 {\"plan\":[…],\"units_most\":…,\"cost_most\":…}. The exit status is 1 if an answer contradicts what the provider documents,
 or if the proof did not come to its end.";
 

@@ -160,7 +160,7 @@ fn follows(report: &Value, question: &str) -> Vec<String> {
 
 fn fates(report: &Value) -> Vec<&str> {
     let purchases = report["purchases"].as_array().into_iter().flatten();
-    purchases.map(|one| text(one, "fate")).collect()
+    purchases.map(|one| text(one, "outcome")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -393,7 +393,7 @@ async fn a_batch_whose_answer_is_unclear_is_neither_forgotten_nor_taken_for_boug
         ["unanswered"]
     );
     assert_eq!(
-        follows(&report, "what became of an unclear answer"),
+        follows(&report, "the outcome of an unclear answer"),
         ["unanswered"]
     );
     assert_eq!(follows(&report, "a whole batch"), ["documented"]);

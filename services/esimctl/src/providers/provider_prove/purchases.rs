@@ -13,10 +13,10 @@ use store::proofs::LeftPurchase;
 
 use crate::output::{cells, or_dash, table};
 
-/// What became of a purchase.
+/// The outcome of a purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ProofFate {
+pub enum ProofOutcome {
     /// It was sent, and whether it was sold is not known.
     Unclear,
     /// It was sold, and not all of it was given back.
@@ -29,7 +29,7 @@ pub enum ProofFate {
     Stays,
 }
 
-impl ProofFate {
+impl ProofOutcome {
     fn as_str(self) -> &'static str {
         match self {
             Self::Unclear => "unclear",
@@ -41,7 +41,7 @@ impl ProofFate {
     }
 }
 
-/// A purchase with what became of it.
+/// A purchase with its outcome.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProofLine {
     /// Our id of it.
@@ -50,7 +50,7 @@ pub struct ProofLine {
     units: usize,
     /// The provider's ids of it; more than one if it was sold more than once.
     references: Vec<String>,
-    fate: ProofFate,
+    outcome: ProofOutcome,
 }
 
 impl ProofLine {
@@ -60,9 +60,9 @@ impl ProofLine {
             option,
             units,
             references,
-            fate,
+            outcome,
         } = self;
-        let about = format!("{}, {units} x {option}", fate.as_str());
+        let about = format!("{}, {units} x {option}", outcome.as_str());
         let ids = references.iter().map(String::as_str);
         let about = std::iter::once(&*about).chain(ids).collect::<Vec<_>>();
         format!("{purchase_id} ({})", about.join(", "))
@@ -75,13 +75,13 @@ pub struct Purchases(Vec<ProofLine>);
 
 impl Purchases {
     /// Notes what is known of a purchase now.
-    pub fn mark(&mut self, bought: &ProofBuy, fate: ProofFate) {
+    pub fn mark(&mut self, bought: &ProofBuy, outcome: ProofOutcome) {
         let line = ProofLine {
             purchase_id: bought.id.to_string(),
             option: bought.option.clone(),
             units: bought.units,
             references: bought.references.iter().cloned().collect(),
-            fate,
+            outcome,
         };
         let known = self.0.iter_mut();
         let mut known = known.filter(|known| known.purchase_id == line.purchase_id);
@@ -98,7 +98,8 @@ impl Purchases {
     /// Those that may have cost something that can still be had back, for an error.
     pub fn left(&self) -> Option<String> {
         let left = self.0.iter();
-        let left = left.filter(|line| matches!(line.fate, ProofFate::Unclear | ProofFate::Bought));
+        let left = left
+            .filter(|line| matches!(line.outcome, ProofOutcome::Unclear | ProofOutcome::Bought));
         let left: Vec<String> = left.map(ProofLine::text).collect();
         (!left.is_empty()).then(|| left.join("; "))
     }
@@ -109,7 +110,7 @@ impl Purchases {
             let references = (!line.references.is_empty()).then(|| line.references.join(" "));
             cells!(line:
                 purchase = line.purchase_id.clone(), option, units,
-                "provider's id" = or_dash(references), "what became of it" = line.fate.as_str().to_owned(),
+                "provider's id" = or_dash(references), outcome = line.outcome.as_str().to_owned(),
             )
         }))
     }

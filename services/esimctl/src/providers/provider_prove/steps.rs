@@ -17,7 +17,7 @@ use runtime::{clock::Moment, terminal};
 use serde::Serialize;
 use store::proofs::{self, LeftPurchase, ProofPurchase, ProvedAccount};
 
-use super::purchases::{ProofBuy, ProofFate, Purchases};
+use super::purchases::{ProofBuy, ProofOutcome, Purchases};
 use crate::provider_check::describe;
 
 /// How long a new purchase may be missing in the provider's list, and profiles in a purchase. eSIM
@@ -88,12 +88,12 @@ pub struct Proving<'a> {
 impl Proving<'_> {
     pub async fn all(&mut self, left: Vec<LeftPurchase>) -> anyhow::Result<()> {
         for one in &left {
-            let fate = if one.is_sold {
-                ProofFate::Bought
+            let outcome = if one.is_sold {
+                ProofOutcome::Bought
             } else {
-                ProofFate::Unclear
+                ProofOutcome::Unclear
             };
-            self.purchases.mark(&ProofBuy::of(one), fate);
+            self.purchases.mark(&ProofBuy::of(one), outcome);
         }
         self.ask_for_nothing().await;
         let answers = self.provider.ask_live().await;
@@ -228,11 +228,11 @@ impl Proving<'_> {
             units: i32::try_from(units)?,
         };
         proofs::record(self.connection, self.of, record).await?;
-        self.purchases.mark(&bought, ProofFate::Unclear);
+        self.purchases.mark(&bought, ProofOutcome::Unclear);
         Ok(bought)
     }
 
-    /// Notes what became of a purchase that was sent. `None` if nothing was bought for certain.
+    /// Notes the outcome of a purchase that was sent. `None` if nothing was bought for certain.
     async fn sent(
         &mut self,
         mut bought: ProofBuy,
@@ -241,7 +241,7 @@ impl Proving<'_> {
     ) -> anyhow::Result<Option<ProofBuy>> {
         if let Ok(PurchaseResponse::Bought(first)) = response {
             bought.add(first);
-            self.purchases.mark(&bought, ProofFate::Bought);
+            self.purchases.mark(&bought, ProofOutcome::Bought);
         }
         self.note_references(&bought).await?;
         let is_nothing = match response {
@@ -250,7 +250,7 @@ impl Proving<'_> {
             Err(trouble) => !trouble.may_be_carried_out(),
         };
         if is_nothing || is_refused {
-            self.purchases.mark(&bought, ProofFate::NotBought);
+            self.purchases.mark(&bought, ProofOutcome::NotBought);
             self.store(bought.id, true).await?;
             return Ok(None);
         }
@@ -345,7 +345,7 @@ impl Proving<'_> {
         let (came, is_same) = match &first {
             Ok(PurchaseResponse::Bought(one)) => {
                 bought.add(one);
-                self.purchases.mark(&bought, ProofFate::Bought);
+                self.purchases.mark(&bought, ProofOutcome::Bought);
                 self.compare(&mut bought, second, (None, None)).await
             }
             Ok(PurchaseResponse::Rejected { status, message }) => {
@@ -514,7 +514,7 @@ impl Proving<'_> {
                 "no look-up within {} s finds it; the next run asks again, and after a day it counts as not bought",
                 began.elapsed().as_secs()
             );
-            let question = "what became of an unclear answer";
+            let question = "the outcome of an unclear answer";
             self.note(
                 question,
                 "look-ups by our id only",
@@ -523,7 +523,7 @@ impl Proving<'_> {
             );
             return self.store(bought.id, false).await;
         }
-        self.purchases.mark(&bought, ProofFate::Bought);
+        self.purchases.mark(&bought, ProofOutcome::Bought);
         if self.can.purchase_key && units.len() > bought.units {
             let came = format!("{} units are listed under its id", units.len());
             let question = "the units of all requests with one id";
@@ -540,14 +540,14 @@ impl Proving<'_> {
         if !(self.can.give_back && self.can.usage) {
             let came = format!("{} units stay in the account", units.len());
             self.note("giving back", "nothing", &came, Follows::Seen);
-            self.purchases.mark(&bought, ProofFate::Stays);
+            self.purchases.mark(&bought, ProofOutcome::Stays);
             return self.store(bought.id, !units.is_empty()).await;
         }
         let returned = self.give_back(&units).await;
         let is_ended = returned == units.len() && !units.is_empty();
         let came = format!("{returned} of {} were given back", units.len());
         let follows = if is_ended {
-            self.purchases.mark(&bought, ProofFate::GivenBack);
+            self.purchases.mark(&bought, ProofOutcome::GivenBack);
             Follows::Documented
         } else {
             Follows::Unanswered
@@ -637,7 +637,7 @@ impl Proving<'_> {
             }
             Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
-        self.note(question, "what became of it", &came, follows);
+        self.note(question, "its state", &came, follows);
     }
 
     /// Gives units back, the first one twice. Returns how many the provider has back.
@@ -682,7 +682,7 @@ impl Proving<'_> {
                 let came = "it was not found".to_owned();
                 self.note(question, &asked, &came, Follows::Unanswered);
                 if is_gone {
-                    self.purchases.mark(&bought, ProofFate::NotBought);
+                    self.purchases.mark(&bought, ProofOutcome::NotBought);
                 }
                 return self.store(bought.id, is_gone).await;
             }
@@ -692,7 +692,7 @@ impl Proving<'_> {
             }
         };
         bought.add(&found);
-        self.purchases.mark(&bought, ProofFate::Bought);
+        self.purchases.mark(&bought, ProofOutcome::Bought);
         // It is repeated only if a repeat was the same purchase before. Otherwise it could be sold
         // once more.
         if self.can.purchase_key && left.same_again == Some(true) {
