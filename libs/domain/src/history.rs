@@ -12,7 +12,7 @@ use crate::states::UnknownName;
 pub enum HistoryKind {
     /// An attempt certainly bought nothing, and a further one may follow: it was not sent, or the
     /// provider was too busy or denied us access. The reason says which.
-    NotSent,
+    NotBought,
     /// The outcome of a call is unknown.
     Unknown,
     /// The provider rejected the purchase for good.

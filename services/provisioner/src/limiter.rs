@@ -56,7 +56,7 @@ use store::provider_lanes::{HeldBackLane, MOST_UNSETTLED};
 pub use self::begun::{PurchaseInFlight, PurchaseResult};
 use self::{
     budget::FailingBudget,
-    lane::{HeldBack, Lane, Room, Trust},
+    lane::{HeldBack, Lane, LaneHealth, Room},
 };
 
 /// The maximum number of purchases in flight in all untested lanes of a provider together. All of
@@ -165,23 +165,23 @@ impl LaneLimiters {
             .or_insert_with(|| Lane::new(self.permits, now));
         entry.in_flight += 1;
         entry.last_call = now;
-        let trust = entry.trust;
-        match trust {
-            Trust::Untested => lanes.untested += 1,
-            Trust::Responds => {}
-            Trust::Suspect => lanes.budget.charge(now),
+        let health = entry.health;
+        match health {
+            LaneHealth::Untested => lanes.untested += 1,
+            LaneHealth::Responding => {}
+            LaneHealth::Suspect => lanes.budget.charge(now),
         }
         let limiters = Arc::clone(self);
         let lane = Arc::clone(lane);
-        PurchaseInFlight::new(move |result, now| limiters.end(&lane, trust, result, now))
+        PurchaseInFlight::new(move |result, now| limiters.end(&lane, health, result, now))
     }
 
-    /// Records the result of a purchase in a lane that had this `trust` when it began.
-    fn end(&self, lane: &Arc<str>, trust: Trust, result: PurchaseResult<'_>, now: Instant) {
+    /// Records the result of a purchase in a lane that had this `health` when it began.
+    fn end(&self, lane: &Arc<str>, health: LaneHealth, result: PurchaseResult<'_>, now: Instant) {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
         lanes.in_flight = lanes.in_flight.saturating_sub(1);
-        if trust == Trust::Untested {
+        if health == LaneHealth::Untested {
             lanes.untested = lanes.untested.saturating_sub(1);
         }
         let Some(lane) = lanes.by_name.get_mut(lane) else {
@@ -191,17 +191,17 @@ impl LaneLimiters {
         lane.last_call = now;
         match result {
             PurchaseResult::Responded => {
-                lane.trust = Trust::Responds;
+                lane.health = LaneHealth::Responding;
                 lane.succeed(self.permits);
                 lanes.budget.responded(now);
             }
             PurchaseResult::NotSent(reason) => {
-                lane.trust = Trust::Suspect;
+                lane.health = LaneHealth::Suspect;
                 reason.clone_into(&mut lane.last_failure);
                 lane.fail();
             }
             PurchaseResult::Unknown(reason) => {
-                lane.trust = Trust::Suspect;
+                lane.health = LaneHealth::Suspect;
                 reason.clone_into(&mut lane.last_failure);
                 lane.add_unsettled();
             }
@@ -211,7 +211,7 @@ impl LaneLimiters {
             result,
             PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_)
         );
-        match (trust == Trust::Suspect, fails) {
+        match (health == LaneHealth::Suspect, fails) {
             (true, false) => lanes.budget.refund(),
             (false, true) => lanes.budget.charge(now),
             (true, true) | (false, false) => {}
@@ -243,7 +243,7 @@ impl LaneLimiters {
             .by_name
             .entry(Arc::clone(lane))
             .or_insert_with(|| Lane::new(self.permits, now));
-        lane.trust = Trust::Suspect;
+        lane.health = LaneHealth::Suspect;
         if lane.last_failure.is_empty() {
             "a look-up did not find the purchase".clone_into(&mut lane.last_failure);
         }

@@ -64,11 +64,11 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     let bench = Bench::new().await;
     let order = bench.stored(order(PartnerId::new(), 1)).await;
     bench.claim(&[placement(&order)]).await;
-    let not_sent = AttemptOutcome::NotBought {
+    let not_bought = AttemptOutcome::NotBought {
         retry_in: SOON,
         reason: Reason::with(ReasonCode::NotSent, "connection refused"),
     };
-    bench.settle(&[settled(&order, 1, not_sent)]).await;
+    bench.settle(&[settled(&order, 1, not_bought)]).await;
     bench.claim(&[placement(&order)]).await;
     let unknown = AttemptOutcome::Unknown {
         look_in: SOON,
@@ -108,7 +108,7 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     assert_eq!(
         kinds(&noted),
         [
-            ("not_sent", Some(1)),
+            ("not_bought", Some(1)),
             ("unknown", Some(2)),
             ("not_found", Some(2)),
             ("not_found", Some(2)),

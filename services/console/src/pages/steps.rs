@@ -116,7 +116,7 @@ fn of_purchase(what: &MomentKind) -> Told {
             HistoryKind::NotFound | HistoryKind::Resolved | HistoryKind::Reported => {
                 StepResult::Neutral
             }
-            HistoryKind::NotSent
+            HistoryKind::NotBought
             | HistoryKind::Unknown
             | HistoryKind::Rejected
             | HistoryKind::Rerouted

@@ -17,13 +17,13 @@ const DOUBLED_BELOW: usize = 8;
 /// before.
 const JUDGED_MOST: usize = 16;
 
-/// What the last purchase of a lane says about the next one.
+/// Whether a lane responds, by its last purchase.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trust {
+pub(super) enum LaneHealth {
     /// None has ended yet.
     Untested,
     /// It got a response.
-    Responds,
+    Responding,
     /// It got none. A purchase that a look-up finds later makes the limit grow, but only a response
     /// proves that the provider serves this lane.
     Suspect,
@@ -33,7 +33,7 @@ pub(super) enum Trust {
 pub(super) struct Lane {
     /// How many purchases may be in flight.
     pub(super) limit: usize,
-    pub(super) trust: Trust,
+    pub(super) health: LaneHealth,
     /// A purchase of the lane has succeeded, whether or not the last one did.
     pub(super) has_succeeded: bool,
     /// Good results since the limit last changed.
@@ -41,8 +41,8 @@ pub(super) struct Lane {
     /// The last results since the limit was last halved, the newest in the lowest bit; 1 is
     /// failing.
     results: u16,
-    /// The last round failed and the limit is the lowest.
-    pub(super) is_failing: bool,
+    /// The last round failed, and the limit is the lowest one.
+    pub(super) failed_at_floor: bool,
     pub(super) in_flight: usize,
     /// Attempts of all processes with an unknown outcome: the number that was last read, corrected
     /// by the changes that this process has made since.
@@ -78,11 +78,11 @@ impl Lane {
     pub(super) fn new(max: usize, now: Instant) -> Self {
         Self {
             limit: max,
-            trust: Trust::Untested,
+            health: LaneHealth::Untested,
             has_succeeded: false,
             good: 0,
             results: 0,
-            is_failing: false,
+            failed_at_floor: false,
             in_flight: 0,
             unsettled: 0,
             unsettled_during_read: 0,
@@ -95,17 +95,17 @@ impl Lane {
     /// What the lane may have now.
     pub(super) fn state(&self, room: Room) -> LaneState {
         let mut permits = self.limit;
-        if self.unsettled > 0 || self.trust != Trust::Responds {
+        if self.unsettled > 0 || self.health != LaneHealth::Responding {
             permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
         }
         let mut is_full = false;
-        match self.trust {
-            Trust::Untested => {
+        match self.health {
+            LaneHealth::Untested => {
                 permits = permits.min((self.in_flight + room.untested).max(FLOOR));
                 is_full = self.in_flight >= permits;
             }
-            Trust::Responds => {}
-            Trust::Suspect => {
+            LaneHealth::Responding => {}
+            LaneHealth::Suspect => {
                 permits = permits.min(self.in_flight + room.suspect);
                 if !self.has_succeeded {
                     permits = permits.min(FLOOR);
@@ -116,13 +116,13 @@ impl Lane {
             permits,
             // The few purchases that may begin without an answer are not divided between partners:
             // once there is one, all of them go on, and without it all of them fail.
-            is_shared: self.trust == Trust::Responds,
+            is_shared: self.health == LaneHealth::Responding,
             accepts_fresh: !self.is_held_back() && !is_full,
         }
     }
 
     pub(super) fn is_held_back(&self) -> bool {
-        self.is_failing || self.unsettled >= MOST_UNSETTLED
+        self.failed_at_floor || self.unsettled >= MOST_UNSETTLED
     }
 
     /// Counts a good result. A round is good once it has as many good results as purchases may be
@@ -140,7 +140,7 @@ impl Lane {
             self.limit + 1
         }
         .min(max);
-        self.is_failing = false;
+        self.failed_at_floor = false;
         self.good = 0;
     }
 
@@ -161,7 +161,7 @@ impl Lane {
             return;
         }
         self.limit = (self.limit / 2).max(FLOOR);
-        self.is_failing = self.limit == FLOOR;
+        self.failed_at_floor = self.limit == FLOOR;
         self.good = 0;
         self.results = 0;
     }
@@ -217,21 +217,21 @@ mod tests {
     fn a_lane_that_failed_doubles_up_to_8_and_then_grows_by_one() {
         let mut lane = lane();
         lane.fail();
-        assert!(lane.is_failing && lane.limit == 1);
+        assert!(lane.failed_at_floor && lane.limit == 1);
         let mut limits = Vec::new();
         for _ in 0..6 {
             round(&mut lane);
             limits.push(lane.limit);
         }
         assert_eq!(limits, [2, 4, 8, 9, 10, 11]);
-        assert!(!lane.is_failing);
+        assert!(!lane.failed_at_floor);
     }
 
     #[test]
     fn a_lane_whose_purchases_all_fail_comes_down_to_one_at_a_time() {
         let mut lane = good();
         let mut results = 0;
-        while !lane.is_failing {
+        while !lane.failed_at_floor {
             lane.fail();
             results += 1;
         }
@@ -270,7 +270,7 @@ mod tests {
             for good in results {
                 if good { lane.succeed(max) } else { lane.fail() }
                 prop_assert!((FLOOR..=max).contains(&lane.limit));
-                prop_assert!(!lane.is_failing || lane.limit == FLOOR);
+                prop_assert!(!lane.failed_at_floor || lane.limit == FLOOR);
             }
         }
 
@@ -290,7 +290,7 @@ mod tests {
             let mut lane = lane();
             (0..good).for_each(|_| lane.succeed(MAX));
             (0..47).for_each(|_| lane.fail());
-            prop_assert!(lane.is_failing);
+            prop_assert!(lane.failed_at_floor);
         }
     }
 }

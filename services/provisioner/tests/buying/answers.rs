@@ -127,7 +127,7 @@ async fn an_attempt_whose_turn_comes_too_late_is_over() {
     wait::soon("three abandoned attempts", async || {
         let abandoned: i64 = sqlx::query_scalar(
             "SELECT count(DISTINCT placement_id) FROM history
-             WHERE kind = 'not_sent' AND reason LIKE '%recorded too long ago'",
+             WHERE kind = 'not_bought' AND reason LIKE '%recorded too long ago'",
         )
         .fetch_one(&bench.pool)
         .await?;

@@ -171,7 +171,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
             let detail = reason.told();
             let detail = detail.map_or_else(String::new, |reason| format!(": {reason}"));
             let text = match kind {
-                HistoryKind::NotSent => {
+                HistoryKind::NotBought => {
                     format!("{provider} did not carry the purchase out{detail}")
                 }
                 HistoryKind::Unknown => format!("{provider} gave no usable response{detail}"),

@@ -31,9 +31,11 @@ impl Moves {
             let mut after_delay = false;
             let (kind, due_in, reason) = match &settlement.outcome {
                 AttemptOutcome::Bought { .. } => continue,
-                AttemptOutcome::NotBought { retry_in, reason } => {
-                    (HistoryKind::NotSent, Some(*retry_in), Some(reason.clone()))
-                }
+                AttemptOutcome::NotBought { retry_in, reason } => (
+                    HistoryKind::NotBought,
+                    Some(*retry_in),
+                    Some(reason.clone()),
+                ),
                 AttemptOutcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
                     let reason = Reason::with(
@@ -92,7 +94,7 @@ impl Moves {
                    -- too, and this one began after the settling delay.
                    UPDATE placements p
                    SET state = CASE
-                           WHEN new.kind = 'not_sent' THEN 'accepted'
+                           WHEN new.kind = 'not_bought' THEN 'accepted'
                            WHEN new.kind = 'not_found' AND new.after_delay AND p.not_found_at IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' AND p.alternatives IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' THEN 'failed'
@@ -130,7 +132,7 @@ impl Moves {
                        -- After an outcome that leaves a purchase in doubt no other provider may be asked any more.
                        alternatives = CASE
                            WHEN new.kind = 'rejected' THEN nullif(p.alternatives - 0, '[]')
-                           WHEN new.kind = 'not_sent' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
+                           WHEN new.kind = 'not_bought' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
                        END
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[],
                                $8::bool[])
