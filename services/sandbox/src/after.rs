@@ -25,6 +25,8 @@ const LASTS: Duration = Duration::days(30);
 
 /// A unit after its delivery.
 pub struct UnitInUse {
+    pub unit: UnitNumber,
+    pub bought_at: OffsetDateTime,
     pub is_installed: bool,
     pub is_canceled: bool,
     /// Bytes.
@@ -54,22 +56,33 @@ fn find(sandbox: &Sandbox, unit: UnitNumber) -> Option<(Arc<LedgerPurchase>, Aft
     Some((purchase, after))
 }
 
-/// Looks at a unit; `None` if it was never bought.
-pub fn look(sandbox: &Sandbox, unit: UnitNumber) -> Result<Option<UnitInUse>, SandboxError> {
-    let Some((purchase, after)) = find(sandbox, unit) else {
+/// Looks at a unit; `None` if a request names none, or one that was never bought.
+pub fn look(
+    sandbox: &Sandbox,
+    unit: Option<UnitNumber>,
+) -> Result<Option<UnitInUse>, SandboxError> {
+    let found = unit.and_then(|unit| Some((unit, find(sandbox, unit)?)));
+    let Some((unit, (purchase, after))) = found else {
         return Ok(None);
     };
     let is_canceled = sandbox.ledger.is_canceled(unit);
     if is_canceled && after == AfterDeliveryScript::UnclearReturn {
         return Err(SandboxError::Failed);
     }
-    Ok(Some(of(&purchase, after, is_canceled)))
+    Ok(Some(of(&purchase, unit, after, is_canceled)))
 }
 
 /// A unit of a purchase, without the faults of its script.
-pub fn of(purchase: &LedgerPurchase, after: AfterDeliveryScript, is_canceled: bool) -> UnitInUse {
+pub fn of(
+    purchase: &LedgerPurchase,
+    unit: UnitNumber,
+    after: AfterDeliveryScript,
+    is_canceled: bool,
+) -> UnitInUse {
     let is_installed = after == AfterDeliveryScript::InUse;
     UnitInUse {
+        unit,
+        bought_at: purchase.at,
         is_installed,
         is_canceled,
         used: if is_installed { USED } else { 0 },

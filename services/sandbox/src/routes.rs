@@ -179,14 +179,11 @@ async fn fetch(
         .ledger
         .order(&order_id)
         .ok_or(SandboxError::UnknownOrder)?;
-    let now = clock::now();
-    if let Some(faults) = sandbox.faults.faults() {
-        let lag = Duration::from_millis(faults.not_found_lag_ms);
-        order.purchases.retain(|purchase| now - purchase.at >= lag);
-        if order.purchases.is_empty() {
-            return Err(SandboxError::UnknownOrder);
-        }
+    order.purchases.retain(|purchase| sandbox.shows(purchase));
+    if order.purchases.is_empty() {
+        return Err(SandboxError::UnknownOrder);
     }
+    let now = clock::now();
     let mut products = Vec::new();
     for purchase in &order.purchases {
         for (unit, option_id, fate) in units::fates(purchase) {
@@ -240,19 +237,14 @@ async fn cancel(
 }
 
 /// Finds the unit that a query is about.
-fn queried(
-    sandbox: &Sandbox,
-    unit: Option<UnitNumber>,
-) -> Result<(UnitInUse, OffsetDateTime), SandboxError> {
+fn queried(sandbox: &Sandbox, unit: Option<UnitNumber>) -> Result<UnitInUse, SandboxError> {
     let unknown = || SandboxError::Query(code::QUERY_NO_TOPUP, "The topup does not exist");
-    let unit = unit.ok_or_else(unknown)?;
     let esim = after::look(sandbox, unit)?.ok_or_else(unknown)?;
-    let purchase = sandbox.ledger.containing(unit).ok_or_else(unknown)?;
     if esim.is_canceled {
         let canceled = "The topup is canceled";
         return Err(SandboxError::Query(code::QUERY_CANCELED, canceled));
     }
-    Ok((esim, purchase.at))
+    Ok(esim)
 }
 
 /// Shows the data that a unit has used, by the day in UTC.
@@ -262,7 +254,7 @@ async fn daily(
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<DailyAnswer>, SandboxError> {
     let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
-    let (esim, bought_at) = queried(&sandbox, unit)?;
+    let esim = queried(&sandbox, unit)?;
     if !esim.is_installed {
         let unused = "No package is in use yet";
         return Err(SandboxError::Query(code::QUERY_UNUSED, unused));
@@ -271,7 +263,7 @@ async fn daily(
         date: date.to_string(),
         usage_mb: used >> 20,
     };
-    let first = bought_at.to_offset(UtcOffset::UTC).date();
+    let first = esim.bought_at.to_offset(UtcOffset::UTC).date();
     let half = esim.used / 2;
     let history = vec![
         day(first, half),
@@ -291,13 +283,13 @@ async fn device(
     iccid: Result<Path<String>, PathRejection>,
 ) -> Result<Json<DeviceAnswer>, SandboxError> {
     let unit = iccid.ok().and_then(|Path(iccid)| profile::unit(&iccid));
-    let (esim, bought_at) = queried(&sandbox, unit)?;
+    let esim = queried(&sandbox, unit)?;
     let time = |at: OffsetDateTime| at.to_offset(UtcOffset::UTC).format(QUERY_TIME);
     Ok(Json(DeviceAnswer {
         code: code::OK,
         message: "",
         device: esim.is_installed.then(|| InstallingDevice {
-            install_time: time(bought_at).unwrap_or_default(),
+            install_time: time(esim.bought_at).unwrap_or_default(),
             install_device: "Telephone",
             eid: "89049032000000000000000000000000".to_owned(),
         }),
@@ -313,13 +305,12 @@ async fn usage(
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<UsageAnswer>, SandboxError> {
     let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
-    let unit = unit.ok_or(SandboxError::UnknownTopup)?;
     let esim = after::look(&sandbox, unit)?.ok_or(SandboxError::UnknownTopup)?;
     Ok(Json(UsageAnswer {
         code: code::OK,
         message: "",
         usage: UnitUsage {
-            topup_id: unit.to_string(),
+            topup_id: esim.unit.to_string(),
             installed: esim.is_installed,
             canceled: esim.is_canceled,
             used_bytes: esim.used,

@@ -1,8 +1,8 @@
 //! The state that all request handlers share.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use runtime::Shutdown;
+use runtime::{Shutdown, clock};
 use signing::SecretKey;
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     ledger::{Ledger, Repeats},
     metrics::Metrics,
     protocol::Product,
+    purchase::LedgerPurchase,
     script,
 };
 
@@ -51,6 +52,13 @@ impl Sandbox {
         } else {
             Repeats::Bought
         }
+    }
+
+    /// Whether a look-up finds a purchase by now.
+    pub fn shows(&self, purchase: &LedgerPurchase) -> bool {
+        self.faults.faults().is_none_or(|faults| {
+            clock::now() - purchase.at >= Duration::from_millis(faults.not_found_lag_ms)
+        })
     }
 
     /// How an answer about an order of these products is garbled now, if it is. The first product

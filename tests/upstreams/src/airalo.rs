@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use axum::{
     Json, Router,
     body::Bytes,
-    extract::{Path, RawQuery, State, rejection::BytesRejection},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, Path, RawQuery, State, rejection::BytesRejection},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -44,7 +44,7 @@ use sandbox::{
 use crate::{
     form,
     products::{self, Kind},
-    state::Upstreams,
+    state::{Upstreams, bearer},
 };
 
 pub const ORDERS: &str = "/v2/orders";
@@ -176,16 +176,18 @@ impl IntoResponse for Denied {
     }
 }
 
-/// Checks that the request has our token.
-fn authenticate(upstreams: &Upstreams, headers: &HeaderMap) -> Result<(), Denied> {
-    let given = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "));
-    if given == Some(&*upstreams.token) {
-        Ok(())
-    } else {
-        Err(Denied::Unauthorized)
+/// A request with our token.
+struct WithToken;
+
+impl FromRequestParts<Upstreams> for WithToken {
+    type Rejection = Denied;
+
+    async fn from_request_parts(parts: &mut Parts, upstreams: &Upstreams) -> Result<Self, Denied> {
+        if bearer(&parts.headers) == Some(&*upstreams.token) {
+            Ok(Self)
+        } else {
+            Err(Denied::Unauthorized)
+        }
     }
 }
 
@@ -230,12 +232,12 @@ async fn give_token(
 }
 
 async fn order(
-    State(upstreams): State<Upstreams>,
+    State(sandbox): State<Sandbox>,
+    _: WithToken,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let sandbox = &upstreams.sandbox;
-    let form = match authenticate(&upstreams, &headers).and_then(|()| read(&headers, body)) {
+    let form = match read(&headers, body) {
         Ok(form) => form,
         Err(denied) => return denied.into_response(),
     };
@@ -261,10 +263,10 @@ async fn order(
     let garble = sandbox.garble(products.iter());
     let description = field("description").cloned().unwrap_or_default();
     let repeats = Repeats::Bought;
-    let sold = sale::sell(sandbox, description, products, repeats, None).await;
+    let sold = sale::sell(&sandbox, description, products, repeats, None).await;
     match sold {
         Ok(Sale::Sold(purchase)) => {
-            let shown = shown(sandbox, &purchase, clock::now());
+            let shown = shown(&sandbox, &purchase, clock::now());
             garble::garbled(garble, &SHAPE, data(&shown))
         }
         Ok(Sale::Refused(refused)) => {
@@ -284,34 +286,22 @@ async fn order(
 
 /// Shows an order. Airalo's own id of it is the number of its first unit.
 async fn show(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
+    State(sandbox): State<Sandbox>,
+    _: WithToken,
     Path(order_id): Path<String>,
 ) -> Response {
-    let sandbox = &upstreams.sandbox;
-    if let Err(denied) = authenticate(&upstreams, &headers) {
-        return denied.into_response();
-    }
     let first = order_id.parse().ok();
     let Some(purchase) = first.and_then(|unit| sandbox.ledger.beginning_with(unit)) else {
         let body = json!({ "data": [], "meta": { "message": "Order not found" } });
         return (StatusCode::NOT_FOUND, Json(body)).into_response();
     };
     let garble = sandbox.garble(purchase.products.iter());
-    let shown = shown(sandbox, &purchase, clock::now());
+    let shown = shown(&sandbox, &purchase, clock::now());
     garble::garbled(garble, &SHAPE, data(&shown))
 }
 
 /// Lists the orders whose description contains a text, newest first.
-async fn list(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Response {
-    let sandbox = &upstreams.sandbox;
-    if let Err(denied) = authenticate(&upstreams, &headers) {
-        return denied.into_response();
-    }
+async fn list(State(sandbox): State<Sandbox>, _: WithToken, RawQuery(query): RawQuery) -> Response {
     let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
         return invalid("limit", "The limit must be an integer.");
     };
@@ -331,13 +321,10 @@ async fn list(
         text.is_none_or(|text| purchase.order_id.contains(text.as_str()))
             && days.is_none_or(|(first, last)| (first..=last).contains(&day))
     });
-    if let Some(faults) = sandbox.faults.faults() {
-        let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
-        purchases.retain(|purchase| now - purchase.at >= lag);
-    }
+    purchases.retain(|purchase| sandbox.shows(purchase));
     // Only the answer to an order names what it costs us.
     asked.page(purchases.iter().rev(), |purchase| {
-        let mut listed = shown(sandbox, purchase, now);
+        let mut listed = shown(&sandbox, purchase, now);
         listed["price"] = json!(RETAIL_PRICE.to_string());
         listed["validity"] = json!(VALIDITY.to_string());
         if let Some(fields) = listed.as_object_mut() {
@@ -413,12 +400,9 @@ fn days(text: &str) -> Option<(Date, Date)> {
 /// Lists the products: places, each with its operator and the operator's packages.
 async fn packages(
     State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
+    _: WithToken,
     RawQuery(query): RawQuery,
 ) -> Response {
-    if let Err(denied) = authenticate(&upstreams, &headers) {
-        return denied.into_response();
-    }
     let asked = query.as_deref().unwrap_or_default();
     let has_limit = asked.contains("limit=");
     let Some(asked) = Asked::read(asked, PLACES) else {
@@ -622,25 +606,20 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
 
 /// Shows how much of its data an eSIM has used, in MB.
 async fn usage(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
+    State(sandbox): State<Sandbox>,
+    _: WithToken,
     Path(iccid): Path<String>,
 ) -> Response {
-    let sandbox = &upstreams.sandbox;
-    if let Err(denied) = authenticate(&upstreams, &headers) {
-        return denied.into_response();
-    }
-    let unit = profile::unit(&iccid);
-    let esim = match unit.map(|unit| after::look(sandbox, unit)) {
-        Some(Ok(Some(esim))) => esim,
-        Some(Err(error)) => return error.into_response(),
-        Some(Ok(None)) | None => {
+    let esim = match after::look(&sandbox, profile::unit(&iccid)) {
+        Ok(Some(esim)) => esim,
+        Err(error) => return error.into_response(),
+        Ok(None) => {
             let body = json!({ "data": [], "meta": { "message": "Sim not found" } });
             return (StatusCode::NOT_FOUND, Json(body)).into_response();
         }
     };
     let ends = esim.ends_at.to_offset(UtcOffset::UTC).format(CREATED);
-    let purchase = unit.and_then(|unit| sandbox.ledger.containing(unit));
+    let purchase = sandbox.ledger.containing(esim.unit);
     let is = |name| {
         purchase
             .as_ref()
@@ -670,10 +649,7 @@ async fn usage(
     .into_response()
 }
 
-async fn balance(State(upstreams): State<Upstreams>, headers: HeaderMap) -> Response {
-    if let Err(denied) = authenticate(&upstreams, &headers) {
-        return denied.into_response();
-    }
+async fn balance(_: WithToken) -> Response {
     let available = json!({ "amount": BALANCE, "currency": "USD" });
     let balances = json!({ "name": "balance", "availableBalance": available });
     Json(data(&json!({ "balances": balances }))).into_response()

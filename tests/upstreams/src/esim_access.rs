@@ -15,13 +15,13 @@ use std::{collections::HashMap, sync::LazyLock};
 use axum::{
     Json, Router,
     body::Bytes,
-    extract::{State, rejection::BytesRejection},
+    extract::{FromRequest, Request, State},
     http::HeaderMap,
     response::{IntoResponse, Response},
     routing::post,
 };
 use runtime::clock;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use time::{
@@ -191,16 +191,22 @@ fn done(result: &Value) -> Value {
     json!({ "success": true, "errorCode": "0", "errorMsg": null, "obj": result })
 }
 
-/// Checks the signature, and reads the body.
-fn read<T: for<'a> Deserialize<'a>>(
-    sandbox: &Sandbox,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<T, Failure> {
-    let body = body.map_err(|_| BAD_JSON)?;
-    let now = clock::unix_milliseconds();
-    check(headers, &body, &sandbox.credentials, now)?;
-    serde_json::from_slice(&body).map_err(|_| BAD_JSON)
+/// The body of a request with our signature.
+struct Signed<T>(T);
+
+impl<T: DeserializeOwned> FromRequest<Upstreams> for Signed<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, upstreams: &Upstreams) -> Result<Self, Failure> {
+        let headers = request.headers().clone();
+        let body = Bytes::from_request(request, upstreams).await;
+        let body = body.map_err(|_| BAD_JSON)?;
+        let now = clock::unix_milliseconds();
+        check(&headers, &body, &upstreams.sandbox.credentials, now)?;
+        serde_json::from_slice(&body)
+            .map(Self)
+            .map_err(|_| BAD_JSON)
+    }
 }
 
 fn check(
@@ -241,16 +247,8 @@ fn order_number(purchase: &LedgerPurchase) -> String {
     format!("B{}", purchase.first_unit)
 }
 
-async fn order(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
+async fn order(State(upstreams): State<Upstreams>, Signed(order): Signed<NewOrder>) -> Response {
     let sandbox = &upstreams.sandbox;
-    let order: NewOrder = match read(sandbox, &headers, body) {
-        Ok(order) => order,
-        Err(failure) => return failure.into_response(),
-    };
     let units: u64 = order
         .package_info_list
         .iter()
@@ -326,16 +324,8 @@ async fn order(
 }
 
 /// Lists the eSIMs of a purchase, or those of all purchases within a time.
-async fn query(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
+async fn query(State(upstreams): State<Upstreams>, Signed(query): Signed<Query>) -> Response {
     let sandbox = &upstreams.sandbox;
-    let query: Query = match read(sandbox, &headers, body) {
-        Ok(query) => query,
-        Err(failure) => return failure.into_response(),
-    };
     let size = query.pager.page_size;
     if !PAGE_SIZES.contains(&size) || !(1..=PAGES_MOST).contains(&query.pager.page_num) {
         return BAD_PARAMETER.into_response();
@@ -360,12 +350,9 @@ async fn query(
         let is_within = |purchase: &LedgerPurchase| (from..=until).contains(&purchase.at);
         sandbox.ledger.purchases(is_within)
     };
-    if let Some(faults) = sandbox.faults.faults() {
-        let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
-        purchases.retain(|purchase| now - purchase.at >= lag);
-        if query.order_no.is_some() && purchases.is_empty() {
-            return NO_ORDER.into_response();
-        }
+    purchases.retain(|purchase| sandbox.shows(purchase));
+    if query.order_no.is_some() && purchases.is_empty() {
+        return NO_ORDER.into_response();
     }
     let products = purchases.iter().flat_map(|purchase| &purchase.products);
     // A search lists eSIMs of many options, so only a query by number follows their faults.
@@ -398,7 +385,7 @@ fn one(upstreams: &Upstreams, number: &str, now: OffsetDateTime) -> Response {
     let Some(purchase) = purchase else {
         return NO_ESIM.into_response();
     };
-    if let Some(Err(error)) = unit.map(|unit| after::look(sandbox, unit)) {
+    if let Err(error) = after::look(sandbox, unit) {
         return failed(error);
     }
     let listed: Vec<Value> = made(sandbox, &purchase, now)
@@ -416,16 +403,8 @@ struct Cancel {
 }
 
 /// Takes an eSIM back that nobody has begun to install.
-async fn cancel(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
+async fn cancel(State(upstreams): State<Upstreams>, Signed(cancel): Signed<Cancel>) -> Response {
     let sandbox = &upstreams.sandbox;
-    let cancel: Cancel = match read(sandbox, &headers, body) {
-        Ok(cancel) => cancel,
-        Err(failure) => return failure.into_response(),
-    };
     let Ok(unit) = cancel.esim_tran_no.parse() else {
         return NO_ESIM.into_response();
     };
@@ -450,32 +429,23 @@ struct UsageQuery {
 }
 
 /// Shows the data that eSIMs have used, as it was counted hours ago.
-async fn usage(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
+async fn usage(State(upstreams): State<Upstreams>, Signed(query): Signed<UsageQuery>) -> Response {
     let sandbox = &upstreams.sandbox;
-    let query: UsageQuery = match read(sandbox, &headers, body) {
-        Ok(query) => query,
-        Err(failure) => return failure.into_response(),
-    };
     if query.esim_tran_no_list.len() > USAGES_MOST {
         return TOO_LONG.into_response();
     }
     let counted_at = clock::now() - COUNTED_AFTER;
     let mut listed = Vec::new();
     for number in &query.esim_tran_no_list {
-        let unit = number.parse().ok();
-        match unit.map(|unit| after::look(sandbox, unit)) {
-            Some(Ok(Some(esim))) => listed.push(json!({
+        match after::look(sandbox, number.parse().ok()) {
+            Ok(Some(esim)) => listed.push(json!({
                 "esimTranNo": number,
                 "dataUsage": esim.used,
                 "totalData": esim.total,
                 "lastUpdateTime": counted_at.format(CREATED).unwrap_or_default(),
             })),
-            Some(Err(error)) => return failed(error),
-            Some(Ok(None)) | None => {}
+            Ok(None) => {}
+            Err(error) => return failed(error),
         }
     }
     Json(done(&json!({ "esimUsageList": listed }))).into_response()
@@ -505,7 +475,12 @@ fn made<'a>(
 fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView) -> Value {
     let profile = upstreams.sandbox.ledger.profile(shown.unit, purchase.at);
     let is_ready = shown.status == UnitStatus::Ready;
-    let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
+    let esim = after::of(
+        purchase,
+        shown.unit,
+        script::of(shown.option_id).after,
+        !is_ready,
+    );
     let scripted = SCRIPTED.get(shown.option_id).copied();
     let status = match (is_ready, esim.is_installed) {
         (false, _) => "CANCEL",
@@ -533,27 +508,12 @@ fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView)
     })
 }
 
-async fn balance(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
-    match read::<Value>(&sandbox, &headers, body) {
-        Ok(_) => Json(done(&json!({ "balance": BALANCE }))).into_response(),
-        Err(failure) => failure.into_response(),
-    }
+async fn balance(_: Signed<Value>) -> Response {
+    Json(done(&json!({ "balance": BALANCE }))).into_response()
 }
 
 /// Lists all products in one answer. Products of the type TOPUP are listed if they are asked for.
-async fn packages(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
-    let asked: Value = match read(&sandbox, &headers, body) {
-        Ok(asked) => asked,
-        Err(failure) => return failure.into_response(),
-    };
+async fn packages(Signed(asked): Signed<Value>) -> Response {
     let top_ups = asked["type"] == "TOPUP";
     let listed: Vec<Value> = products::all()
         .iter()

@@ -5,7 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use axum::extract::FromRef;
+use axum::{
+    extract::FromRef,
+    http::{HeaderMap, header},
+};
 use runtime::lock;
 use sandbox::{Sandbox, channel::CallbackChannel, profile::UnitNumber, purchase::LedgerPurchase};
 
@@ -63,6 +66,12 @@ impl Iccids {
     pub(crate) fn of(&self, unit: UnitNumber) -> Option<String> {
         lock(&self.0).given.get(&unit).cloned()
     }
+}
+
+/// The key or token of a request.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    value.strip_prefix("Bearer ")
 }
 
 impl FromRef<Upstreams> for Sandbox {

@@ -17,8 +17,8 @@ use std::collections::HashMap;
 use axum::{
     Json, Router,
     body::Bytes,
-    extract::{Path, RawQuery, State, rejection::BytesRejection},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, Path, RawQuery, State, rejection::BytesRejection},
+    http::{StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -46,7 +46,7 @@ use sandbox::{
 
 use crate::{
     products::{self, Kind},
-    state::Upstreams,
+    state::{Upstreams, bearer},
 };
 
 pub const PURCHASES: &str = "/v1/esim/purchases";
@@ -122,16 +122,18 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Checks the key of a request.
-fn authenticate(sandbox: &Sandbox, headers: &HeaderMap) -> Result<(), Failure> {
-    let given = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "));
-    if given == Some(&*sandbox.credentials.access_key) {
-        Ok(())
-    } else {
-        Err(UNAUTHORIZED)
+/// A request with our key.
+struct WithKey;
+
+impl FromRequestParts<Upstreams> for WithKey {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, upstreams: &Upstreams) -> Result<Self, Failure> {
+        if bearer(&parts.headers) == Some(&*upstreams.sandbox.credentials.access_key) {
+            Ok(Self)
+        } else {
+            Err(UNAUTHORIZED)
+        }
     }
 }
 
@@ -148,13 +150,10 @@ fn accepted(id: &str, status: &str) -> Value {
 
 async fn purchase(
     State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
+    _: WithKey,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let sandbox = &upstreams.sandbox;
-    if let Err(failure) = authenticate(sandbox, &headers) {
-        return failure.into_response();
-    }
     let wanted = body
         .ok()
         .and_then(|body| serde_json::from_slice(&body).ok());
@@ -197,23 +196,11 @@ async fn purchase(
 fn find(sandbox: &Sandbox, id: &str) -> Option<std::sync::Arc<LedgerPurchase>> {
     let order = sandbox.ledger.order(id)?;
     let purchase = order.purchases.into_iter().next()?;
-    let lag = sandbox
-        .faults
-        .faults()
-        .map_or(0, |faults| faults.not_found_lag_ms);
-    let lag = std::time::Duration::from_millis(lag);
-    (clock::now() - purchase.at >= lag).then_some(purchase)
+    sandbox.shows(&purchase).then_some(purchase)
 }
 
-async fn show(
-    State(upstreams): State<Upstreams>,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-) -> Response {
+async fn show(State(upstreams): State<Upstreams>, _: WithKey, Path(id): Path<String>) -> Response {
     let sandbox = &upstreams.sandbox;
-    if let Err(failure) = authenticate(sandbox, &headers) {
-        return failure.into_response();
-    }
     if let Some(purchase) = find(sandbox, &id) {
         let garble = sandbox.garble(purchase.products.iter());
         return garble::garbled(garble, &SHAPE, shown(sandbox, &purchase, clock::now()));
@@ -363,14 +350,7 @@ impl Asked {
 }
 
 /// Lists all purchases, newest first.
-async fn list(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn list(State(sandbox): State<Sandbox>, _: WithKey, RawQuery(query): RawQuery) -> Response {
     let Some(asked) = Asked::read(query.as_deref()) else {
         return INVALID.into_response();
     };
@@ -385,14 +365,7 @@ async fn list(
 }
 
 /// Gives money back for an eSIM that nobody has installed. It is accepted and carried out later.
-async fn give_back(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn give_back(State(sandbox): State<Sandbox>, _: WithKey, Path(id): Path<String>) -> Response {
     let Some(purchase) = find(&sandbox, &id) else {
         return NO_TRANSACTION.into_response();
     };
@@ -406,14 +379,7 @@ async fn give_back(
     }
 }
 
-async fn refund(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn refund(State(sandbox): State<Sandbox>, _: WithKey, Path(id): Path<String>) -> Response {
     let purchase = find(&sandbox, &id);
     let refunded = purchase.filter(|one| sandbox.ledger.is_canceled(one.first_unit));
     let Some(purchase) = refunded else {
@@ -436,19 +402,11 @@ async fn refund(
 }
 
 /// Shows what is left of the plan of an eSIM.
-async fn plans(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    Path(iccid): Path<String>,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
-    let unit = profile::unit(&iccid);
-    let esim = match unit.map(|unit| after::look(&sandbox, unit)) {
-        Some(Ok(Some(esim))) => esim,
-        Some(Err(error)) => return error.into_response(),
-        Some(Ok(None)) | None => return INVALID.into_response(),
+async fn plans(State(sandbox): State<Sandbox>, _: WithKey, Path(iccid): Path<String>) -> Response {
+    let esim = match after::look(&sandbox, profile::unit(&iccid)) {
+        Ok(Some(esim)) => esim,
+        Ok(None) => return INVALID.into_response(),
+        Err(error) => return error.into_response(),
     };
     let installed = if esim.is_installed {
         time(clock::now())
@@ -525,28 +483,14 @@ fn offer(product: &products::Product) -> Value {
     })
 }
 
-async fn offers(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn offers(_: WithKey, RawQuery(query): RawQuery) -> Response {
     match Asked::read(query.as_deref()) {
         Some(asked) => asked.page(&offered().map(offer).collect::<Vec<_>>()),
         None => INVALID.into_response(),
     }
 }
 
-async fn offer_by_id(
-    State(sandbox): State<Sandbox>,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn offer_by_id(_: WithKey, Path(id): Path<String>) -> Response {
     let found = offered().find(|product| product.id == id.as_str());
     found.map_or_else(
         || NO_OFFER.into_response(),
@@ -554,10 +498,7 @@ async fn offer_by_id(
     )
 }
 
-async fn balance(State(sandbox): State<Sandbox>, headers: HeaderMap) -> Response {
-    if let Err(failure) = authenticate(&sandbox, &headers) {
-        return failure.into_response();
-    }
+async fn balance(_: WithKey) -> Response {
     Json(json!({
         "availableBalance": BALANCE,
         "currency": "USD",
