@@ -11,10 +11,7 @@ use hyper_util::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::{
-    Shutdown,
-    listener::{ConnectionPlace, DisplacedState, Watch, WatchedSocket},
-};
+use crate::Shutdown;
 
 /// Makes the HTTP/1 settings of a connection. `head_timeout` is the longest wait for the head of a
 /// request, also between two requests, so that idle and very slow clients do not keep connections
@@ -56,30 +53,6 @@ pub async fn serve<S>(
     };
     if let Err(error) = result {
         tracing::debug!(%error, "connection ended");
-    }
-}
-
-/// Serves a connection that has a place, until it ends or has to leave its place to another one. If
-/// it was idle then, it gets the response `too_many`.
-pub async fn serve_in_place<W, S>(
-    http: &http1::Builder,
-    mut socket: WatchedSocket<W>,
-    service: S,
-    shutdown: &Shutdown,
-    last_request: Duration,
-    place: &ConnectionPlace,
-    too_many: &[u8],
-) where
-    W: Watch,
-    S: Service<Request<Incoming>, Response = Response>,
-    S::Error: Into<Box<dyn Error + Send + Sync>>,
-{
-    let leave = tokio::select! {
-        () = serve(http, &mut socket, service, shutdown, last_request) => None,
-        leave = place.must_leave() => Some(leave),
-    };
-    if leave == Some(DisplacedState::Idle) {
-        socket.refuse(too_many);
     }
 }
 

@@ -31,6 +31,7 @@ mod process;
 pub mod retry_after;
 mod room;
 pub mod sampler;
+pub mod server;
 mod setting_files;
 mod shown;
 pub mod telemetry;

@@ -4,10 +4,11 @@
 //! accept their connections here. Two things are guaranteed: a failed accept never ends a listener,
 //! and connections that exist when the soft stop begins are still served instead of being reset.
 //!
-//! [`accept_bounded`] also limits the connections, because each open one costs memory and a file
-//! descriptor. When the limit is reached, an idle connection of whoever holds most of them gives
-//! its [`ConnectionPlace`] to the new one, so that nobody can keep the others out, with keys or
-//! without. If there is none, the new one gets a short response and is closed.
+//! [`BoundedServer`](crate::server::BoundedServer) also limits the connections, because each open
+//! one costs memory and a file descriptor. When the limit is reached, an idle connection of whoever
+//! holds most of them gives its [`ConnectionPlace`] to the new one, so that nobody can keep the
+//! others out, with keys or without. If there is none, the new one gets a short response and is
+//! closed.
 
 mod places;
 mod socket;
@@ -28,9 +29,10 @@ use tokio::{
 };
 
 use self::places::{HeldPlace, Places};
+pub(crate) use self::{places::DisplacedState, socket::WatchedSocket};
 pub use self::{
-    places::{ConnectionPlace, DisplacedState, source},
-    socket::{Watch, WatchedSocket},
+    places::{ConnectionPlace, source},
+    socket::Watch,
 };
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 
@@ -104,6 +106,11 @@ impl Connections {
         connections
     }
 
+    /// The response to a connection without a place.
+    pub(crate) fn refusal(&self) -> &[u8] {
+        &self.refusal
+    }
+
     /// Takes a place for a connection, which may be that of another connection.
     fn admit(&self, peer: IpAddr) -> Option<HeldPlace> {
         let admitted = self.places.admit(peer)?;
@@ -149,8 +156,8 @@ async fn read_until_closed(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -
 }
 
 /// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits of
-/// `connections` are refused. `serve` keeps the [`ConnectionPlace`] of its connection up to date.
-pub async fn accept_bounded<F>(
+/// `connections` are refused.
+pub(crate) async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
     connections: &Arc<Connections>,

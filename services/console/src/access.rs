@@ -18,7 +18,7 @@ use std::{
 
 use axum::{
     body::{Body, to_bytes},
-    extract::{FromRequest, FromRequestParts, Request},
+    extract::{ConnectInfo, FromRequest, FromRequestParts, Request},
     http::{HeaderMap, Method, request::Parts},
     response::Response,
 };
@@ -35,13 +35,7 @@ pub(crate) use crate::cookies::{cookie, secret, set_cookie};
 pub use crate::session::ConsoleSession;
 pub(crate) use crate::session::form_token;
 use crate::{
-    App,
-    openid::OpenIdProvider,
-    problem::Problem,
-    said,
-    server::{self, Peer},
-    session::FORM_TIMEOUT,
-    times::Times,
+    App, openid::OpenIdProvider, problem::Problem, said, session::FORM_TIMEOUT, times::Times,
     view::local_path,
 };
 
@@ -303,7 +297,7 @@ pub(crate) fn source(parts: &Parts, app: &App) -> String {
             return address.to_string();
         }
     }
-    let peer = parts.extensions.get::<Peer>();
+    let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
     peer.map_or_else(String::new, |peer| peer.0.ip().to_canonical().to_string())
 }
 
@@ -326,7 +320,7 @@ async fn form(parts: &Parts, body: Body) -> Result<FormFields, Problem> {
     }
     let read = tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, MOST_FORM)).await;
     if let Some(place) = place {
-        server::begin(place).await;
+        place.go_on().await;
     }
     let bytes = read
         .map_err(|_| Problem::Slow)?

@@ -6,19 +6,11 @@
 //! operator who has more than an equal share of them. A connection is idle, too, while its form
 //! arrives ([`crate::access`]).
 
-use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use axum::{
-    Extension, Router,
-    extract::Request,
-    middleware::{self, Next},
-    response::Response,
-};
-use runtime::{
-    Shutdown, connection,
-    listener::{self, ConnectionPlace, Connections, WatchedSocket},
-};
-use tokio::net::{TcpListener, TcpStream};
+use axum::Router;
+use runtime::{Shutdown, connection, listener::Connections, server::BoundedServer};
+use tokio::net::TcpListener;
 
 /// The longest wait for the head of a request, also between two requests. Browsers and proxies open
 /// a new connection when they need one again. Together with the time for a form it is shorter than
@@ -30,64 +22,19 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text
     content-length: 52\r\nretry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n\r\n\
     Too many connections are open; try it again shortly.";
 
-/// The address of the client's end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
-
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     most: usize,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let connections = Connections::new(most, "MAX_CONNECTIONS", TOO_MANY);
-    let serve_one = |stream, peer, place| {
-        let router = router
-            .clone()
-            .layer(middleware::from_fn(in_place))
-            .layer(Extension(Peer(peer)))
-            .layer(Extension(Arc::clone(&place)));
-        serve_one(router, stream, place, shutdown.clone())
+    let server = BoundedServer {
+        connections: Connections::new(most, "MAX_CONNECTIONS", TOO_MANY),
+        http: connection::http(HEAD_TIMEOUT),
+        last_request: Duration::ZERO,
+        shutdown,
     };
-    listener::accept_bounded(listener, &shutdown, &connections, serve_one).await
-}
-
-/// Serves a connection until it ends, or until it has to leave because it is idle and its holder
-/// has to make room.
-async fn serve_one(router: Router, stream: TcpStream, place: Arc<ConnectionPlace>, stop: Shutdown) {
-    let socket = WatchedSocket::new(stream, Arc::clone(&place));
-    let http = connection::http(HEAD_TIMEOUT);
-    let service = connection::service(router);
-    connection::serve_in_place(
-        &http,
-        socket,
-        service,
-        &stop,
-        Duration::ZERO,
-        &place,
-        TOO_MANY,
-    )
-    .await;
-}
-
-/// Keeps the place of a connection while a request of it is handled.
-async fn in_place(
-    Extension(place): Extension<Arc<ConnectionPlace>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    begin(&place).await;
-    let response = next.run(request).await;
-    place.end_request();
-    response
-}
-
-/// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
-/// about to be closed, so this never returns.
-pub(crate) async fn begin(place: &ConnectionPlace) {
-    if !place.begin_request() {
-        pending::<()>().await;
-    }
+    server.serve_router(listener, router).await
 }
 
 #[cfg(test)]

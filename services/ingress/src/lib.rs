@@ -75,7 +75,7 @@ use crate::{
         admission::Admission, authentication::Authenticator, directory::Directory,
         gate::RequestGate,
     },
-    http::{refusals::Refusals, server::IngressServer},
+    http::{refusals::Refusals, server},
     limits::{LimitsConfig, OrderSize, max_body},
     metrics::Metrics,
     observe::Observer,
@@ -312,9 +312,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         shutdown.clone(),
     );
     shutdown.spawn("figures", figures);
-    let server = IngressServer::new(&config.limits, router, too_many, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
-    shutdown.spawn("server", server.serve(listener));
+    let limits = config.limits.clone();
+    let serving = server::serve(listener, limits, router, too_many, shutdown.clone());
+    shutdown.spawn("server", serving);
 
     let finished = finish(&parts.nats, &handshake, listening, &shutdown).await;
     refusals.finish().await;

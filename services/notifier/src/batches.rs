@@ -13,7 +13,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use pipeline::{
     Effect, Lookout, perform,
     worker::{self, Handler, Permit, PermitLimits, Ticket, TicketClass, Trigger},
 };
-use runtime::{Shutdown, outage};
+use runtime::{Shutdown, lock, outage};
 use store::{
     deliveries::{
         batches::{self, ClaimedBatch},
@@ -73,7 +73,7 @@ pub struct Pauses(Mutex<HashMap<Uuid, Duration>>);
 impl Pauses {
     /// The next pause of a row that can do nothing.
     fn longer(&self, id: Uuid) -> Duration {
-        let mut pauses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pauses = lock(&self.0);
         // Rows that another process has ended are never forgotten one by one. Forgetting all of
         // them only makes some pauses short again.
         if pauses.len() >= REMEMBERED {
@@ -87,7 +87,7 @@ impl Pauses {
 
     /// A row has done something, so its next pause is short.
     fn forget(&self, id: Uuid) {
-        let mut pauses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pauses = lock(&self.0);
         pauses.remove(&id);
     }
 }

@@ -18,7 +18,6 @@
 
 use std::{
     collections::HashMap,
-    future::pending,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -36,15 +35,13 @@ use pg::{Database, PgConnection};
 use pipeline::{Effect, perform};
 use runtime::{
     Shutdown, connection,
-    listener::{self, ConnectionPlace, Connections, WatchedSocket},
+    listener::{ConnectionPlace, Connections},
     lock, outage,
+    server::BoundedServer,
 };
 use signing::CallbackToken;
 use store::providers::{self, Hinted, StoredReport};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-};
+use tokio::{net::TcpListener, sync::Semaphore};
 use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{
@@ -173,7 +170,6 @@ async fn take(
     Extension(place): Extension<Arc<ConnectionPlace>>,
     request: Request,
 ) -> Response {
-    begin(&place).await;
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
         otel.kind = "server", otel.status_code = Empty, error.type = Empty, url.scheme = "http",
@@ -182,7 +178,6 @@ async fn take(
     let status = hear(state, path, &place, request)
         .instrument(span.clone())
         .await;
-    place.end_request();
     span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
     if status.is_server_error() {
         span.record(ERROR_TYPE, status.as_str());
@@ -224,7 +219,7 @@ async fn hear(
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
-    begin(place).await;
+    place.go_on().await;
     let callback = CallbackRequest {
         query: head.uri.query(),
         headers: &head.headers,
@@ -316,39 +311,16 @@ pub async fn serve(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let most = callbacks.in_flight.available_permits() * CONNECTIONS;
-    let connections = Connections::new(most, "four of CALLBACK_CONCURRENCY", TOO_MANY);
+    let server = BoundedServer {
+        connections: Connections::new(most, "four of CALLBACK_CONCURRENCY", TOO_MANY),
+        http: connection::http(READ_TIMEOUT),
+        last_request: Duration::ZERO,
+        shutdown,
+    };
     let router = Router::new()
         .route(ROUTE, post(take).head(tried))
         .with_state(Arc::new(callbacks));
-    let serve_one = |stream, _, place| {
-        let router = router.clone().layer(Extension(Arc::clone(&place)));
-        serve_one(router, stream, place, shutdown.clone())
-    };
-    listener::accept_bounded(listener, &shutdown, &connections, serve_one).await
-}
-
-/// Serves a connection until it ends, or until it has to leave because it is idle and its holder
-/// has to make room.
-async fn serve_one(router: Router, stream: TcpStream, place: Arc<ConnectionPlace>, stop: Shutdown) {
-    let socket = WatchedSocket::new(stream, Arc::clone(&place));
-    connection::serve_in_place(
-        &connection::http(READ_TIMEOUT),
-        socket,
-        connection::service(router),
-        &stop,
-        Duration::ZERO,
-        &place,
-        TOO_MANY,
-    )
-    .await;
-}
-
-/// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
-/// about to be closed, so this never returns.
-async fn begin(place: &ConnectionPlace) {
-    if !place.begin_request() {
-        pending::<()>().await;
-    }
+    server.serve_router(listener, router).await
 }
 
 #[cfg(test)]

@@ -14,12 +14,13 @@
 //!
 //! A connection whose request is being answered keeps its place.
 //!
-//! [`super::accept_bounded`] takes a place for each connection. The service says when a request
-//! begins and ends and who has authenticated, and it closes the connection when
-//! [`ConnectionPlace::must_leave`] returns.
+//! [`BoundedServer`](crate::server::BoundedServer) takes a place for each connection, says when a
+//! request begins and ends, and closes the connection when [`ConnectionPlace::must_leave`] returns.
+//! The service says who has authenticated, and when a request waits for its client.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
+    future::pending,
     hash::{BuildHasher, Hash},
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex},
@@ -225,8 +226,16 @@ impl ConnectionPlace {
         stays
     }
 
+    /// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
+    /// about to be closed, so this never returns.
+    pub async fn go_on(&self) {
+        if !self.begin_request() {
+            pending::<()>().await;
+        }
+    }
+
     /// Notes that the request goes on only when its client has sent more of it. Until the next
-    /// [`ConnectionPlace::begin_request`] the connection counts as idle, so that who sends a body
+    /// [`ConnectionPlace::go_on`] the connection counts as idle, so that who sends a body
     /// very slowly, or never, keeps nobody out.
     pub fn wait_for_client(&self) {
         let mut state = lock(&self.state);
@@ -236,7 +245,7 @@ impl ConnectionPlace {
     }
 
     /// Notes that a request was handled. Its response may not be sent yet.
-    pub fn end_request(&self) {
+    pub(crate) fn end_request(&self) {
         let mut state = lock(&self.state);
         // It is idle if the rest of the request did not come in time, and now gets its answer.
         if matches!(state.activity, Activity::Handling | Activity::Idle) {
@@ -271,7 +280,7 @@ impl ConnectionPlace {
     }
 
     /// Returns when the connection has to close, because its place was given to another one.
-    pub async fn must_leave(&self) -> DisplacedState {
+    pub(crate) async fn must_leave(&self) -> DisplacedState {
         self.told_to_leave.notified().await;
         match lock(&self.state).activity {
             Activity::Leaving(leave) => leave,

@@ -12,8 +12,6 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::ConnectionPlace;
-
 /// What learns of the writes of a connection.
 pub trait Watch {
     /// Runs before each write. An error is returned instead of writing, and makes hyper close the
@@ -25,12 +23,6 @@ pub trait Watch {
     /// Everything that was written is in the socket's send buffer. hyper flushes its transport only
     /// when its own write buffer is empty.
     fn sent(&self);
-}
-
-impl Watch for ConnectionPlace {
-    fn sent(&self) {
-        ConnectionPlace::sent(self);
-    }
 }
 
 /// A stream whose writes are watched.

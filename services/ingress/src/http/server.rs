@@ -8,12 +8,9 @@
 //! proxy may have sent it before it learns about the stop.
 //!
 //! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
-//! without a body) and for the timer of heads, and on [`WatchedSocket`] to know when an answer has
-//! left.
+//! without a body) and for the timer of heads, and on [`BoundedServer`] for the places.
 
 use std::{
-    convert::Infallible,
-    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -33,13 +30,14 @@ use axum::{
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body::{Body as _, Frame, SizeHint};
-use hyper::{body::Incoming, service::service_fn};
+use hyper::body::Incoming;
 use runtime::{
     Shutdown, connection,
-    listener::{self, ConnectionPlace, Connections, WatchedSocket},
+    listener::{ConnectionPlace, Connections},
     lock,
+    server::BoundedServer,
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tower::ServiceExt;
 
 use crate::{
@@ -61,106 +59,53 @@ const DISCARD_FOR: Duration = Duration::from_secs(2);
 /// The maximum number of bytes of the rest that are discarded.
 const DISCARD_BYTES: usize = 4 * 1024 * 1024;
 
-pub(crate) struct IngressServer {
-    connections: Arc<Connections>,
-    /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place
-    /// to another one.
-    too_many: Vec<u8>,
-    router: Router,
+/// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
+/// flight. `too_many` is [`crate::observe::Observer::too_many_connections`].
+pub(crate) async fn serve(
+    listener: TcpListener,
     limits: LimitsConfig,
+    router: Router,
+    too_many: Vec<u8>,
     shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let most = size(limits.max_connections);
+    let mut http = connection::http(limits.head_timeout);
+    http.max_buf_size(size(MAX_HEAD));
+    let server = BoundedServer {
+        connections: Connections::new(most, "MAX_CONNECTIONS", &too_many),
+        http,
+        last_request: LAST_REQUEST,
+        shutdown: shutdown.clone(),
+    };
+    let handle =
+        move |connection, request| respond(router.clone(), shutdown.clone(), connection, request);
+    server.serve(listener, Connection::new, handle).await
 }
 
-impl IngressServer {
-    /// `too_many` is [`crate::observe::Observer::too_many_connections`].
-    pub(crate) fn new(
-        limits: &LimitsConfig,
-        router: Router,
-        too_many: Vec<u8>,
-        shutdown: Shutdown,
-    ) -> Arc<Self> {
-        let most = size(limits.max_connections);
-        let connections = Connections::new(most, "MAX_CONNECTIONS", &too_many);
-        Arc::new(Self {
-            connections,
-            too_many,
-            router,
-            limits: limits.clone(),
-            shutdown,
-        })
-    }
-
-    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
-    /// flight.
-    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
-        let serve_one = |stream, peer, place| Arc::clone(&self).serve_one(stream, peer, place);
-        listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
-    }
-
-    /// Serves a connection until it ends, or until it has to leave because it is idle and its
-    /// holder has to make room.
-    async fn serve_one(
-        self: Arc<Self>,
-        stream: TcpStream,
-        peer: SocketAddr,
-        place: Arc<ConnectionPlace>,
-    ) {
-        let connection = Connection::new(peer, Arc::clone(&place));
-        let socket = WatchedSocket::new(stream, Arc::clone(&connection));
-        let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
-        let mut http = connection::http(self.limits.head_timeout);
-        http.max_buf_size(size(MAX_HEAD));
-        connection::serve_in_place(
-            &http,
-            socket,
-            service,
-            &self.shutdown,
-            LAST_REQUEST,
-            &place,
-            &self.too_many,
-        )
-        .await;
-    }
-
-    async fn handle(
-        &self,
-        connection: Arc<Connection>,
-        request: Request<Incoming>,
-    ) -> Result<Response, Infallible> {
-        if !connection.place.begin_request() {
-            // The connection is about to be closed in favour of another one.
-            return std::future::pending().await;
-        }
-        let place = Arc::clone(&connection.place);
-        let response = self.respond(connection, request).await;
-        place.end_request();
+async fn respond(
+    router: Router,
+    shutdown: Shutdown,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Response {
+    let (parts, incoming) = request.into_parts();
+    let expects = parts.headers.contains_key(header::EXPECT);
+    let place = Arc::clone(&connection.place);
+    let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects, place));
+    let for_handler = body.clone().map_or_else(Body::empty, Body::new);
+    let mut request = Request::from_parts(parts, for_handler);
+    request.extensions_mut().insert(connection);
+    let Ok(mut response) = router.oneshot(request).await;
+    let unread = body.filter(|body| !body.discard_arrived());
+    if unread.is_some() || shutdown.is_stopping() {
         response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-
-    async fn respond(
-        &self,
-        connection: Arc<Connection>,
-        request: Request<Incoming>,
-    ) -> Result<Response, Infallible> {
-        let (parts, incoming) = request.into_parts();
-        let expects = parts.headers.contains_key(header::EXPECT);
-        let place = Arc::clone(&connection.place);
-        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects, place));
-        let for_handler = body.clone().map_or_else(Body::empty, Body::new);
-        let mut request = Request::from_parts(parts, for_handler);
-        request.extensions_mut().insert(connection);
-        let mut response = self.router.clone().oneshot(request).await?;
-        let unread = body.filter(|body| !body.discard_arrived());
-        if unread.is_some() || self.shutdown.is_stopping() {
-            response
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        if let Some(body) = unread.filter(|body| !body.client_waits()) {
-            tokio::spawn(body.discard_rest());
-        }
-        Ok(response)
+    if let Some(body) = unread.filter(|body| !body.client_waits()) {
+        tokio::spawn(body.discard_rest());
     }
+    response
 }
 
 /// The body of a request. A handler may leave it partly unread, for example when it refuses the

@@ -1,8 +1,11 @@
+use std::net::SocketAddr;
+
 use axum::routing::{get, post};
 use axum::{Extension, extract::Request, http::StatusCode, middleware};
 use clap::Parser;
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
@@ -61,8 +64,8 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::new();
-    let server = IngressServer::new(&limits, router, too_many, shutdown.clone());
-    shutdown.spawn("server", server.serve(listener));
+    let serving = super::serve(listener, limits, router, too_many, shutdown.clone());
+    shutdown.spawn("server", serving);
     Served {
         address,
         departures: reported,
