@@ -24,7 +24,6 @@ use webhooks::qr::QrGate;
 use crate::{
     access::{authentication::Authenticator, directory::Directory},
     limits::OrderSize,
-    metrics::Metrics,
     orders::request,
     pages::qr::{self, Drawing, QrRenderer},
     routes::QR,
@@ -67,7 +66,7 @@ impl Default for Harness {
                 Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
-            Authenticator::new("Service", Arc::new(directory), Metrics::default())
+            Authenticator::new("Service", Arc::new(directory))
         });
         let gate = QrGate::new(
             QrKeys::parse(&QR_KEY.to_owned().into()).expect("a key"),

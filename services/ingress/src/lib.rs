@@ -466,7 +466,7 @@ fn router(
     let limits = &config.limits;
     let max_body = max_body(config.max_items);
     let gate = Arc::new(RequestGate {
-        authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
+        authenticator: Authenticator::new(&config.brand, directory),
         admission: Admission::new(limits, max_body, config.max_units),
         limits: limits.clone(),
         max_body,

@@ -89,12 +89,12 @@ impl Default for Metrics {
             figures: ProcessFigures::default(),
             orders: make.counter(
                 "esim.orders",
-                "Create-order requests of known partners, by outcome",
+                "Create-order requests of known partners, by partner and outcome",
             ),
             units: make.counter("esim.units.accepted", "Units of accepted orders"),
             auth_failures: make.counter(
                 "esim.auth.failures",
-                "Requests answered with 401, by the check that failed",
+                "Requests answered with 401, by the partner of the access key and the check that failed",
             ),
             verdicts: make.counter(
                 "esim.verdicts",
@@ -131,9 +131,14 @@ impl Metrics {
     }
 
     /// Counts a create-order request, and its units if it was accepted.
-    pub(crate) fn order(&self, result: OrderResult, units: usize) {
-        self.orders
-            .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
+    pub(crate) fn order(&self, partner: PartnerId, result: OrderResult, units: usize) {
+        self.orders.add(
+            1,
+            &[
+                KeyValue::new("partner", self.label(partner)),
+                KeyValue::new("outcome", <&str>::from(result)),
+            ],
+        );
         if matches!(result, OrderResult::Accepted) {
             self.units
                 .add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
@@ -147,9 +152,17 @@ impl Metrics {
             .add(u64::try_from(number).unwrap_or(u64::MAX), &[outcome]);
     }
 
-    pub(crate) fn auth_failure(&self, reason: &'static str) {
-        self.auth_failures
-            .add(1, &[KeyValue::new("reason", reason)]);
+    /// Counts a 401. `claimed` is the partner whose access key the request has; anybody may have
+    /// sent it.
+    pub(crate) fn auth_failure(&self, claimed: Option<PartnerId>, reason: &'static str) {
+        let partner = claimed.map_or_else(String::new, |partner| self.label(partner));
+        self.auth_failures.add(
+            1,
+            &[
+                KeyValue::new("partner", partner),
+                KeyValue::new("reason", reason),
+            ],
+        );
     }
 
     pub(crate) fn verdict(&self, verdict: Option<Verdict>) {

@@ -198,8 +198,12 @@ impl Observer {
             ..
         } = record;
         let sender = response.extensions().get::<RequestSender>();
+        let claimed = sender.map(|one| one.partner);
         if let Some(outcome) = outcome(record, sender, asked) {
-            self.metrics.outcome(outcome, sender.map(|one| one.partner));
+            self.metrics.outcome(outcome, claimed);
+        }
+        if *status == StatusCode::UNAUTHORIZED {
+            self.metrics.auth_failure(claimed, reason);
         }
         let partner = sender.filter(|sender| sender.signed);
         let partner = partner.map(|sender| sender.partner);

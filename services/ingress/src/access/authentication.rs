@@ -31,7 +31,6 @@ use pg::primary::Unfit;
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
     http::{codes::ErrorCode, connection::Connection, error::ApiError, refusals::RequestSender},
-    metrics::Metrics,
 };
 
 /// The largest allowed difference between the timestamp of a request and our clock, in seconds. It
@@ -76,12 +75,11 @@ impl IntoResponse for AuthenticationFailure {
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,
-    metrics: Metrics,
 }
 
 impl Authenticator {
     /// Creates the authenticator. `brand` is the middle part of the header names.
-    pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
+    pub(crate) fn new(brand: &str, directory: Arc<Directory>) -> Self {
         let [access_key, signature, timestamp, content_sha256] =
             ["Access-Key", "Signature", "Timestamp", "Content-SHA256"]
                 .map(|last| format!("X-{brand}-{last}"));
@@ -94,20 +92,7 @@ impl Authenticator {
         Self {
             names,
             directory,
-            metrics,
         }
-    }
-
-    /// Counts a failed check, and returns the 401.
-    fn denied(&self, code: ErrorCode) -> ApiError {
-        self.metrics.auth_failure(code.name());
-        code.into()
-    }
-
-    /// Like [`Self::denied`], for a code whose message names a header.
-    fn denied_naming(&self, code: ErrorCode, header: &str) -> ApiError {
-        self.metrics.auth_failure(code.name());
-        ApiError::with(code, header)
     }
 
     /// The answer to a request whose time is far from ours. If it is our clock that is wrong, the
@@ -116,7 +101,7 @@ impl Authenticator {
     fn not_recent(&self, checked: pg::Result<()>) -> ApiError {
         match checked {
             Err(error @ pg::Error::Unfit(Unfit::Clock { .. })) => ApiError::internal(error),
-            _ => self.denied(ErrorCode::TimestampInvalid),
+            _ => ErrorCode::TimestampInvalid.into(),
         }
     }
 
@@ -159,7 +144,7 @@ impl Authenticator {
             header(&names.signature),
             header(&names.timestamp),
         ) else {
-            return Err(self.denied(ErrorCode::AuthenticationHeaderMissing));
+            return Err(ErrorCode::AuthenticationHeaderMissing.into());
         };
         let Some(timestamp) = recent(timestamp) else {
             // The key is looked up only to note whose request it is, so the cache must do.
@@ -189,7 +174,7 @@ impl Authenticator {
 
         let secret = match &partner.key {
             Key::Known(secret) => secret,
-            Key::Missing => return Err(self.denied(ErrorCode::SecretKeyMissing)),
+            Key::Missing => return Err(ErrorCode::SecretKeyMissing.into()),
             Key::Unusable => {
                 let error = anyhow::anyhow!("the secret key of partner {} is unusable", partner.id);
                 return Err(ApiError::Internal(error));
@@ -214,14 +199,14 @@ impl Authenticator {
             signature.as_bytes(),
         );
         if !is_valid {
-            return Err(self.denied(ErrorCode::SignatureInvalid));
+            return Err(ErrorCode::SignatureInvalid.into());
         }
         if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
             connection.place.authenticated(&partner.id);
         }
         *sender = Some(RequestSender::signed(partner.id));
         if partner.signed_body_required && body_digest.is_none() {
-            return Err(self.denied_naming(ErrorCode::ContentSha256Missing, &names.content_sha256));
+            return Err(ApiError::with(ErrorCode::ContentSha256Missing, &names.content_sha256));
         }
         Ok(SignedRequest {
             body_digest: body_digest.cloned(),
@@ -231,10 +216,8 @@ impl Authenticator {
 
     /// The 401 for a request that needs a signature which covers its body, and has another one.
     pub(crate) fn body_not_signed(&self) -> ApiError {
-        let code = ErrorCode::ContentSha256Missing;
-        self.metrics.auth_failure(code.name());
         ApiError::Plain {
-            code,
+            code: ErrorCode::ContentSha256Missing,
             message: format!(
                 "Missing {} header: this request needs a signature that covers its body.",
                 self.names.content_sha256
@@ -247,7 +230,7 @@ impl Authenticator {
     pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
             Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
-                Err(self.denied_naming(ErrorCode::ContentSha256Invalid, &self.names.content_sha256))
+                Err(ApiError::with(ErrorCode::ContentSha256Invalid, &self.names.content_sha256))
             }
             _ => Ok(()),
         }
@@ -289,7 +272,7 @@ mod tests {
         };
         let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).unwrap();
         let directory = Directory::new(pool.open("test").unwrap(), vault);
-        let authenticator = Authenticator::new("Service", Arc::new(directory), Metrics::default());
+        let authenticator = Authenticator::new("Service", Arc::new(directory));
         let difference = Duration::from_mins(10);
         for (checked, expected) in [
             (Ok(()), StatusCode::UNAUTHORIZED),

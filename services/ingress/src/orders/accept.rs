@@ -34,7 +34,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{OptionId, TopupIds};
+use domain::{OptionId, PartnerId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -253,9 +253,9 @@ impl OrderService {
                 let taken = ApiError::Unprocessable(vec![RequestFault::new(
                     ErrorCode::ExternalOrderIdTaken,
                 )]);
-                return self.fail(taken, answer);
+                return self.fail(order.partner_id, taken, answer);
             }
-            Err(error) => return self.fail(error, answer),
+            Err(error) => return self.fail(order.partner_id, error, answer),
         };
         let order_id = order.order_id;
         let answer_deadline = sent + order.answer_within;
@@ -292,8 +292,11 @@ impl OrderService {
             sent: _,
         } = stored;
         admitted.took(began, time_to_store);
-        self.metrics
-            .order(OrderResult::Accepted, topups(&order).count());
+        self.metrics.order(
+            order.partner_id,
+            OrderResult::Accepted,
+            topups(&order).count(),
+        );
         // The jobs are published after the 201. No process holds back the readiness events of this
         // order, so if it were bought earlier, its webhook could precede the answer.
         send_201_and_wait(&order, answer_deadline, answer).await;
@@ -335,7 +338,8 @@ impl OrderService {
         match decide::refusals_or_flush(&self.database, &order, &verdicts).await {
             Ok(None) => {
                 let units = topups(&order).count();
-                self.metrics.order(OrderResult::Accepted, units);
+                self.metrics
+                    .order(order.partner_id, OrderResult::Accepted, units);
                 // The provisioner has not counted these, because the order might have been refused
                 // (`count` in its `purchases/settle.rs`).
                 for placement in &order.placements {
@@ -363,17 +367,22 @@ impl OrderService {
                      nothing of it is bought"
                 );
                 let errors = decide::refusal_errors(order.order_id, &refusals);
-                self.fail(ApiError::Unprocessable(errors), answer);
+                self.fail(order.partner_id, ApiError::Unprocessable(errors), answer);
             }
             // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises
             // nothing, and a repeated request learns which of them is true.
-            Err(error) => self.fail(error, answer),
+            Err(error) => self.fail(order.partner_id, error, answer),
         }
     }
 
     /// Counts an order that gets no 201, and sends its error to the handler.
-    fn fail(&self, error: ApiError, answer: oneshot::Sender<OrderAnswer>) {
-        self.metrics.order(result::of(&error), 0);
+    fn fail(
+        &self,
+        partner: PartnerId,
+        error: ApiError,
+        answer: oneshot::Sender<OrderAnswer>,
+    ) {
+        self.metrics.order(partner, result::of(&error), 0);
         let _ = answer.send(Err(error));
     }
 

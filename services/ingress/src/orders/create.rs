@@ -116,7 +116,7 @@ pub(crate) async fn create_order(
             }
         }
         Err(error) => {
-            app.metrics.order(result::of(&error), 0);
+            app.metrics.order(partner.id, result::of(&error), 0);
             error.into_response()
         }
     };
@@ -208,7 +208,7 @@ async fn create(
     connection: Arc<Connection>,
 ) -> Result<Response, ApiError> {
     let checked = app.orders.check(partner, received.draft).await;
-    let order = checked.inspect_err(|error| app.metrics.order(result::of(error), 0))?;
+    let order = checked.inspect_err(|error| app.metrics.order(partner.id, result::of(error), 0))?;
     Span::current().record("order.id", field::display(order.order_id));
     let answered = app.orders.submit(order, received.admitted).await;
     let answered = answered.context("the order's task ended without an answer");

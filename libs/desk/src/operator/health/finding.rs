@@ -681,10 +681,15 @@ impl FindingKind {
                 ..
             } => usize::from(*oldest >= VERY_LATE && *environment == AffectedEnvironment::Live),
             Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
-            Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
-            Self::OrdersFail { how, .. } => match (how, self.severity()) {
+            Self::Slow { measure, .. } => match measure {
+                Measure::Answered => 0,
+                Measure::Call => 2,
+                _ => 1,
+            },
+            Self::OrdersFail { how, partner, .. } => match (how, self.severity()) {
                 (FailureKind::Errors, _) => 0,
                 (FailureKind::Refused | FailureKind::Denied, Severity::Fault) => 3,
+                (FailureKind::Refused | FailureKind::Invalid, _) if partner.is_some() => 4,
                 (FailureKind::Refused, _) => 1,
                 (FailureKind::Denied, _) => 2,
                 (FailureKind::Invalid | FailureKind::Limited, _) => return None,
@@ -719,18 +724,17 @@ impl Matter {
                 "OrdersRefused",
                 "AuthFailures",
                 "NothingGetsThrough",
+                "PartnerRefused",
             ],
             Self::Wraparound => &["XidAgeHigh", "XidAgeCritical"],
             Self::ProcessesMissing => &["InstanceDown"],
             Self::Unserved => &["UnservedProvider"],
             Self::PurchasesLate => &["SandboxBehind", "ProvisionerBehind", "ProvisionerFarBehind"],
             Self::WebhooksLate => &["NotifierBehind", "NotifierFarBehind"],
-            Self::Slow => &["IngressSlow", "SlowerThanBefore"],
+            Self::Slow => &["IngressSlow", "SlowerThanBefore", "ProviderSlow"],
             Self::Parked => &["PlacementsParked"],
             Self::GiveBacksParked => &["GiveBacksParked"],
-            Self::NoAddress => {
-                return Err("no metric counts webhooks by partner; the partner has to set a URL");
-            }
+            Self::NoAddress => &["NoAddress"],
             Self::Exhausted => &["DeliveriesExhausted"],
             Self::Paused => return Err("somebody has decided it, so nobody has to be alarmed"),
             Self::BreakerOpen => &["ProviderBreakerOpen"],
