@@ -89,20 +89,7 @@ impl Authenticator {
             timestamp,
             content_sha256,
         };
-        Self {
-            names,
-            directory,
-        }
-    }
-
-    /// The answer to a request whose time is far from ours. If it is our clock that is wrong, the
-    /// time may be right, and a 401 would say that a repeat is of no use. So it gets the 500 that
-    /// every other request gets until the clocks agree.
-    fn not_recent(&self, checked: pg::Result<()>) -> ApiError {
-        match checked {
-            Err(error @ pg::Error::Unfit(Unfit::Clock { .. })) => ApiError::internal(error),
-            _ => ErrorCode::TimestampInvalid.into(),
-        }
+        Self { names, directory }
     }
 
     /// Checks the head of a request, which are the steps 1 to 6 of the module's list.
@@ -151,12 +138,12 @@ impl Authenticator {
             let known = access_key.to_str().ok();
             let known = known.and_then(|access_key| self.directory.cached(access_key));
             *sender = known.map(|partner| RequestSender::unsigned(partner.id));
-            return Err(self.not_recent(self.directory.check_database()));
+            return Err(not_recent(self.directory.check_database()));
         };
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
         // that there was such a partner.
-        let unknown = || self.denied_naming(ErrorCode::AccessKeyUnknown, &names.access_key);
+        let unknown = || ApiError::with(ErrorCode::AccessKeyUnknown, &names.access_key);
         // Access keys consist of visible ASCII characters. A value with any other character cannot
         // match a key, so it is refused without a look-up.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
@@ -206,7 +193,10 @@ impl Authenticator {
         }
         *sender = Some(RequestSender::signed(partner.id));
         if partner.signed_body_required && body_digest.is_none() {
-            return Err(ApiError::with(ErrorCode::ContentSha256Missing, &names.content_sha256));
+            return Err(ApiError::with(
+                ErrorCode::ContentSha256Missing,
+                &names.content_sha256,
+            ));
         }
         Ok(SignedRequest {
             body_digest: body_digest.cloned(),
@@ -229,11 +219,21 @@ impl Authenticator {
     /// signature does not cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
-            Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
-                Err(ApiError::with(ErrorCode::ContentSha256Invalid, &self.names.content_sha256))
-            }
+            Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => Err(
+                ApiError::with(ErrorCode::ContentSha256Invalid, &self.names.content_sha256),
+            ),
             _ => Ok(()),
         }
+    }
+}
+
+/// The answer to a request whose time is far from ours. If it is our clock that is wrong, the
+/// time may be right, and a 401 would say that a repeat is of no use. So it gets the 500 that
+/// every other request gets until the clocks agree.
+fn not_recent(checked: pg::Result<()>) -> ApiError {
+    match checked {
+        Err(error @ pg::Error::Unfit(Unfit::Clock { .. })) => ApiError::internal(error),
+        _ => ErrorCode::TimestampInvalid.into(),
     }
 }
 
@@ -250,29 +250,11 @@ mod tests {
     use std::time::Duration;
 
     use axum::http::StatusCode;
-    use pg::{
-        config::{DatabaseConfig, PoolConfig},
-        primary::DurabilityConfig,
-    };
-    use vault::{Keyring, Vault};
 
     use super::*;
 
-    const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-
-    #[tokio::test]
-    async fn only_by_a_right_clock_a_time_is_refused() {
-        let pool = PoolConfig {
-            server: DatabaseConfig {
-                database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
-            },
-            database_connections: 1,
-            database_timeout: Duration::from_secs(1),
-            durability: DurabilityConfig::default(),
-        };
-        let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).unwrap();
-        let directory = Directory::new(pool.open("test").unwrap(), vault);
-        let authenticator = Authenticator::new("Service", Arc::new(directory));
+    #[test]
+    fn only_by_a_right_clock_a_time_is_refused() {
         let difference = Duration::from_mins(10);
         for (checked, expected) in [
             (Ok(()), StatusCode::UNAUTHORIZED),
@@ -282,7 +264,7 @@ mod tests {
                 StatusCode::INTERNAL_SERVER_ERROR,
             ),
         ] {
-            let answer = authenticator.not_recent(checked.map_err(Into::into));
+            let answer = not_recent(checked.map_err(Into::into));
             assert_eq!(answer.into_response().status(), expected);
         }
     }

@@ -376,12 +376,7 @@ impl OrderService {
     }
 
     /// Counts an order that gets no 201, and sends its error to the handler.
-    fn fail(
-        &self,
-        partner: PartnerId,
-        error: ApiError,
-        answer: oneshot::Sender<OrderAnswer>,
-    ) {
+    fn fail(&self, partner: PartnerId, error: ApiError, answer: oneshot::Sender<OrderAnswer>) {
         self.metrics.order(partner, result::of(&error), 0);
         let _ = answer.send(Err(error));
     }

@@ -160,7 +160,6 @@ const REPEAT: &str =
 
 impl Finding {
     /// A text for the partner, if there is something that it should know.
-    #[expect(clippy::too_many_lines, reason = "one text for each kind")]
     pub fn for_partner(&self) -> Option<String> {
         let text = match &self.kind {
             FindingKind::StageDead { stage: Stage::Ingress, .. }
@@ -258,7 +257,6 @@ impl Finding {
 mod tests {
     use time::macros::datetime;
 
-    use super::*;
     use crate::operator::health::samples::samples;
 
     #[test]
