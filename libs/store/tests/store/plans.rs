@@ -80,7 +80,8 @@ const EMPTY_SINCE_17: [(&str, &str); 1] = rows! {
 };
 
 /// The same with every version.
-const EMPTY: [(&str, &str); 1] = rows! {
+const EMPTY: [(&str, &str); 2] = rows! {
+    "LEFT JOIN unnest($5::uuid[]) WITH ORDINALITY AS first" => "the list of partners, sorted by figures: with many partners it becomes a hash join";
     "WITH sent AS (\n" => "what became of the webhooks of orders that an operator looks at";
 };
 
@@ -93,7 +94,9 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 45] = rows! {
+const PER_SYSTEM: [(&str, &str); 47] = rows! {
+    "WHERE state = 'no_endpoint' ORDER BY provider, at LIMIT 10000" => "the health of the system: webhooks without an address";
+    "AND id < $2 AND partner_id = $1" => "a partner's page: what waits of it, in the order of the ids of a narrow table";
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
