@@ -469,6 +469,64 @@ mod tests {
         assert_eq!(connections_of_two_calls(Duration::ZERO).await, 2);
     }
 
+    /// An order that is carried out before its response takes its time, and a list has thousands of
+    /// entries: that of Airalo about 3,200 packages, or 13 MB (September 2026).
+    #[tokio::test]
+    async fn each_kind_of_call_has_the_time_and_the_size_of_its_kind() {
+        testkit::http::client().unwrap(); // This installs the TLS provider.
+        let limits = CallLimits {
+            timeout: Duration::from_secs(3),
+            response_max: 1 << 10,
+        };
+        let late = Duration::from_secs(4);
+        let long = Size::Purchase(Duration::from_mins(1));
+        for (size, wait, bytes, is_read) in [
+            (Size::Ordinary, Duration::ZERO, 1 << 10, Ok(())),
+            (Size::Ordinary, late, 2, Err("timed out")),
+            (
+                Size::Ordinary,
+                Duration::ZERO,
+                (1 << 10) + 1,
+                Err("1024 bytes (MAX_UNITS)"),
+            ),
+            (long, late, 1 << 10, Ok(())),
+            (
+                long,
+                Duration::ZERO,
+                (1 << 10) + 1,
+                Err("1024 bytes (MAX_UNITS)"),
+            ),
+            (Size::List, late, 13_000_000, Ok(())),
+            (
+                Size::List,
+                Duration::ZERO,
+                LIST_MAX + 1,
+                Err("33554432 bytes"),
+            ),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            tokio::spawn(async move {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                let _ = connection.read(&mut [0; 1024]).await;
+                tokio::time::sleep(wait).await;
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n");
+                let _ = connection.write_all(head.as_bytes()).await;
+                let _ = connection.write_all(&vec![b' '; bytes]).await;
+            });
+            let paced = PacedCalls::without_rate(limits);
+            let http = Http::new(&url.parse().unwrap(), paced, |_| true).unwrap();
+            let seen = http.call(Call { size, ..Call::get("/", "/") }).await.map(|(_, body)| body.len());
+            match is_read {
+                Ok(()) => assert_eq!(seen, Ok(bytes), "{size:?}"),
+                Err(part) => {
+                    let reason = seen.unwrap_err().reason().to_owned();
+                    assert!(reason.contains(part), "{size:?} {bytes}: {reason}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_form_ends_with_its_boundary_and_is_never_like_another_one() {
         let bodies = [0; 2].map(|_| CallBody::multipart(&[("a", "1"), ("b", "2\r\n--x")]));

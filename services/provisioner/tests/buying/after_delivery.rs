@@ -413,6 +413,31 @@ async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call
     }
 }
 
+/// Clients of USIMSA have seen numbers, GUIDs and codes such as `60MN` as its ids (2025, 2026).
+#[tokio::test]
+async fn an_id_of_usimsa_may_have_letters_and_nothing_that_has_a_meaning_in_a_path() {
+    testkit::http::client().unwrap();
+    let url = replay(ok(r#"{"code":"0000"}"#)).await;
+    let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+    let given_back = async |id: &str| {
+        let esim = DeliveredEsim {
+            unit_id: ProviderId::parse(id.to_owned()).unwrap(),
+            ..esim()
+        };
+        account.give_back(&esim).await
+    };
+    for id in ["25", "60MN", "8c1f0a52-0f6c-4d1e-9d0e-7b1f4f1d2a33", "a_b"] {
+        assert_eq!(given_back(id).await, Ok(GiveBackResponse::Returned), "{id}");
+    }
+    for id in ["../x", "a/b", "a?b", "a%2Fb", "a.b"] {
+        let answer = given_back(id).await;
+        assert!(
+            matches!(answer, Err(Trouble::NotSent(_))),
+            "{id}: {answer:?}"
+        );
+    }
+}
+
 /// A process has recorded an attempt and died, before the call or after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
@@ -545,6 +570,8 @@ async fn only_what_airalo_says_clearly_is_believed() {
         (usage("1024", "ACTIVE"), Some((Some(true), Some(1 << 30)))),
         (usage("2048", "NOT_ACTIVE"), Some((None, Some(0)))),
         (usage("4096", "FINISHED"), Some((Some(true), Some(0)))),
+        // It may have expired before anybody has installed it.
+        (usage("2048", "EXPIRED"), Some((None, Some(0)))),
         (usage("-1", "ACTIVE"), None),
         (usage("1e40", "ACTIVE"), None),
         (usage("null", "ACTIVE"), None),

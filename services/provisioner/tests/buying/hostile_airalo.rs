@@ -2,7 +2,7 @@
 //! Nothing but a documented refusal is taken for a rejection, and nothing at all for an absence
 //! that would allow another purchase.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{LookUp, Provider, Trouble};
@@ -38,6 +38,9 @@ async fn each_row_of_the_failure_table_has_its_effect() {
         ("422 X", other.to_owned(), unknown),
         ("429 X", refused(33), ["busy"; 3]),
     ];
+    // Some calls answer with an empty list of fields, which says nothing about the purchase.
+    let listed = r#"{"data":[],"meta":{"message":"the parameter is invalid"}}"#;
+    rows.push(("422 X", listed.to_owned(), unknown));
     // None of these says for certain that nothing was carried out.
     for code in [13, 14, 23, 43, 53, 73, 89, 0, 1] {
         rows.push(("422 X", refused(code), unknown));
@@ -69,8 +72,13 @@ async fn a_denied_token_is_replaced_once() {
     let (purchase, look_up) = asked(ours, None);
     let denying = provider("401 X", "{}").await;
     assert_eq!(bought(&denying.purchase(&purchase).await), "denied");
-    // The next token may be asked for after a pause only, and until then nothing is sent.
-    assert_eq!(bought(&denying.purchase(&purchase).await), "waiting");
+    // The next token may be asked for after a pause only, and until then nothing is sent. Three a
+    // minute are allowed (its page on rates, September 2026).
+    let Err(Trouble::Waiting { after, .. }) = denying.purchase(&purchase).await else {
+        panic!("it asks for a token at once")
+    };
+    assert!(after <= Duration::from_secs(21), "{after:?}");
+    assert!(after > Duration::from_secs(10), "{after:?}");
     assert_eq!(found(&denying.look_up(&look_up).await), "waiting");
 }
 
@@ -118,6 +126,15 @@ async fn an_order_is_read_whole_or_not_at_all() {
         (
             list(r#""description""#, r#""other""#),
             ["unknown", "unknown", "not found"],
+        ),
+        // Top-ups are in the same list, and are no purchases of eSIMs.
+        (
+            list(r#""price""#, r#""type":"topup","price""#),
+            ["unknown", "unknown", "not found"],
+        ),
+        (
+            list(r#""price""#, r#""type":"sim","price""#),
+            ["unknown", "unknown", "7 Rp"],
         ),
         (single(OURS, "another"), unknown),
         (single(r#""description""#, r#""other""#), one("7 Rp")),

@@ -337,6 +337,26 @@ async fn all_esims_of_the_test_mode_of_airalo_are_delivered() {
     }
 }
 
+/// Airalo makes the eSIMs of an order before it responds, and names no time for that; others give
+/// it a minute (November 2026). A response that is given up too early is never got again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_at_airalo_may_take_longer_than_another_call() {
+    let bench = bench(|config| {
+        config.provider_timeout = Duration::from_secs(2);
+        config.settle = Duration::from_secs(5);
+    })
+    .await;
+    let id = bench.accept_at("airalo", &["slow"]).await;
+    assert_eq!(bench.ready(id).await.attempt, 1);
+    let noted = "SELECT count(*) FROM history WHERE placement_id = $1";
+    let noted: i64 = sqlx::query_scalar(noted)
+        .bind(id.uuid())
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(noted, 0, "its outcome was never unknown");
+}
+
 /// An eSIM whose state says that nobody can use it, or says nothing that we know, is never
 /// delivered, although it has a whole profile.
 #[tokio::test(flavor = "multi_thread")]

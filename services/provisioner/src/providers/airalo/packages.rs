@@ -306,3 +306,66 @@ fn amount(field: &Value) -> Option<Option<Price>> {
         _ => Some(None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn priced(data: &Value, pricing: &Value) -> Vec<(String, Listed)> {
+        let page = json!({ "data": data, "meta": { "last_page": 1 }, "pricing": pricing });
+        let page: AiraloPackages<PricedPlace> = serde_json::from_value(page).unwrap();
+        page.priced(1).unwrap().entries
+    }
+
+    fn place(net_price: &Value, window: &Value) -> Value {
+        let package = json!({ "id": "P", "price": 4.5, "net_price": net_price });
+        json!({ "operators": [{ "install_window_days": window, "packages": [package] }] })
+    }
+
+    /// With `discount_pricing` packages have no net price. From the second page on the list is an
+    /// object of indexes (its documents of 2025 and of September 2026).
+    #[test]
+    fn the_list_that_is_compared_says_what_we_pay_in_each_of_its_shapes() {
+        let net = json!({ "model": "net_pricing", "discount_percentage": 0 });
+        let discount = json!({ "model": "discount_pricing", "discount_percentage": 20 });
+        for (net_price, pricing, paid) in [
+            (json!(1.1), &net, 11_000),
+            (json!("1.10"), &net, 11_000),
+            (json!(null), &discount, 36_000),
+            (json!(null), &Value::Null, 45_000),
+        ] {
+            let place = place(&net_price, &json!(30));
+            for data in [json!([place]), json!({ "25": place })] {
+                let listed = Listed {
+                    price: Price(paid),
+                    install_window: Some(30),
+                };
+                assert_eq!(priced(&data, pricing), [("P".to_owned(), listed)], "{data}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_price_that_cannot_be_read_is_none_and_a_window_that_cannot_be_is_no_limit() {
+        let list = json!([place(&json!("free"), &json!(30))]);
+        assert!(priced(&list, &Value::Null).is_empty());
+        for window in [json!(null), json!("30"), json!(-1), json!(70_000)] {
+            let list = json!([place(&json!(1.1), &window)]);
+            assert_eq!(priced(&list, &Value::Null)[0].1.install_window, None);
+        }
+    }
+
+    /// One package may be listed in several places.
+    #[test]
+    fn of_a_package_that_is_listed_twice_the_higher_price_and_the_shorter_time_count() {
+        let of = |price, install_window| Listed {
+            price: Price(price),
+            install_window,
+        };
+        assert_eq!(of(1, Some(90)).or_worse(of(2, Some(30))), of(2, Some(30)));
+        assert_eq!(of(2, None).or_worse(of(1, Some(30))), of(2, Some(30)));
+        assert_eq!(of(2, None).or_worse(of(1, None)), of(2, None));
+    }
+}

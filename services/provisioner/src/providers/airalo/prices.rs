@@ -163,3 +163,82 @@ impl Prices {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{Ready, ready},
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    use super::*;
+
+    type ReadList = Result<HashMap<String, Listed>, Trouble>;
+
+    /// The list is that of one package with this price.
+    fn list(price: u64) -> HashMap<String, Listed> {
+        let listed = Listed {
+            price: Price(price),
+            install_window: Some(30),
+        };
+        [("P".to_owned(), listed)].into()
+    }
+
+    /// The provider advises to read the list every hour (its page on packages, September 2026), and
+    /// it allows 80 calls a minute, so a list that cannot be read is not asked for at once again.
+    #[tokio::test]
+    async fn a_list_serves_for_an_hour_and_a_failed_read_is_not_repeated_at_once() {
+        let prices = Arc::new(Prices::default());
+        let reads = Arc::new(AtomicU32::new(0));
+        let read = |list: ReadList| {
+            let reads = Arc::clone(&reads);
+            move || -> Ready<ReadList> {
+                reads.fetch_add(1, Ordering::Relaxed);
+                ready(list)
+            }
+        };
+        let failed = || Err(Trouble::NoResponse("timed out".into()));
+        let ago = |time| Instant::now().checked_sub(time).unwrap();
+        let minute_ago = || lock(&prices.state).tried_at = Some(ago(PAUSE));
+        let list_of = |age| {
+            let list = List {
+                packages: list(1),
+                read_at: ago(age),
+            };
+            lock(&prices.state).list = Some(Arc::new(list));
+        };
+
+        let first = prices.of("P", read(failed())).await;
+        assert!(matches!(first, Err(Trouble::NotSent(_))), "{first:?}");
+        let again = prices.of("P", read(Ok(list(1)))).await;
+        assert!(matches!(again, Err(Trouble::Waiting { after, .. }) if after <= PAUSE));
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
+
+        minute_ago();
+        assert_eq!(prices.of("P", read(Ok(list(1)))).await, Ok(Some(Price(1))));
+        minute_ago();
+        // It serves every purchase, also of what is not listed.
+        assert_eq!(prices.of("P", read(failed())).await, Ok(Some(Price(1))));
+        assert_eq!(prices.of("Q", read(failed())).await, Ok(None));
+        assert_eq!(prices.install_window("P"), Some(30));
+        assert_eq!(reads.load(Ordering::Relaxed), 2);
+
+        // One that is an hour old is read again; if that fails, it serves for a day.
+        list_of(FRESH);
+        assert_eq!(prices.of("P", read(Ok(list(2)))).await, Ok(Some(Price(2))));
+        list_of(FRESH);
+        minute_ago();
+        assert_eq!(prices.of("P", read(failed())).await, Ok(Some(Price(1))));
+        assert_eq!(reads.load(Ordering::Relaxed), 4);
+        list_of(KEPT);
+        minute_ago();
+        assert!(prices.of("P", read(failed())).await.is_err());
+        assert_eq!(prices.install_window("P"), None);
+
+        // A purchase that was dearer lets it be read before its time.
+        list_of(Duration::ZERO);
+        minute_ago();
+        prices.doubt();
+        assert_eq!(prices.of("P", read(Ok(list(3)))).await, Ok(Some(Price(3))));
+    }
+}

@@ -257,7 +257,8 @@ impl AiraloAccount {
     }
 }
 
-/// The data of an eSIM. Airalo counts in MB, and a package of 1 GB has 1024 of them.
+/// The data of an eSIM. Airalo counts in MB, and a package of 1 GB has 1024 of them (its examples,
+/// September 2026).
 const MB: f64 = 1_048_576.0;
 
 #[derive(Deserialize)]
@@ -404,4 +405,26 @@ pub(super) fn is_foreign(body: &[u8]) -> bool {
             ..
         })
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its operators say `install_window_days`, for example 1825 (pages of September 2026). The
+    /// validity of a package begins with the first use, so it says nothing about this day.
+    #[test]
+    fn the_last_day_to_start_follows_from_the_install_window_and_not_from_the_validity() {
+        let order = r#"{"id":7,"package_id":"P","validity":7,"created_at":"2026-11-20 23:59:59"}"#;
+        let order: AiraloOrder = serde_json::from_str(order).unwrap();
+        for (window, last) in [
+            (Some(0), "2026-11-20"),
+            (Some(30), "2026-12-20"),
+            (Some(1825), "2031-11-19"),
+            // Its help for consumers says that many operators wait about 90 days.
+            (None, "2027-02-18"),
+        ] {
+            assert_eq!(order.start_by(window).as_deref(), Some(last), "{window:?}");
+        }
+    }
 }
