@@ -9,10 +9,12 @@ use store::orders::NewOrder;
 use store::placements::{
     self, AttemptOutcome, PlacementClaim, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
 };
+use store::providers::{self, StoredReport};
 
 use crate::bench::{
-    Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order,
-    order_of, parked, part, placement, ready, rejected, sealed, settlement, topups, unit, unknown,
+    Bench, PROVIDER, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found,
+    order, order_of, parked, part, placement, ready, rejected, sealed, settlement, topups, unit,
+    unknown,
 };
 use crate::settled_again::ready_elsewhere;
 
@@ -190,6 +192,18 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
         .settle(&[bought(placement(&second), 1, vec![same_iccid], false)])
         .await;
     assert_eq!(settled[0].ready.len(), 1);
+    // What is reported of an ICCID is about the eSIM that has it now.
+    let line = iccid(&topups(&first)[0]);
+    let report = StoredReport {
+        unit_id: None,
+        iccid: Some(line.as_str()),
+        key: "report",
+        words: "little data left",
+    };
+    let kept = providers::report(&mut *bench.connection().await, PROVIDER, &report).await;
+    assert_eq!(kept.unwrap(), Some(true));
+    let about = "SELECT topup_id = $1 FROM history WHERE kind = 'reported'";
+    assert!(bench.value::<bool>(about, topup).await);
 
     // Another provider may use the same id of a unit, but has not the same code.
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;

@@ -381,6 +381,28 @@ async fn find_says_by_which_id_an_order_was_found() {
     assert!(partner.text().starts_with("Partners:\n"), "{partner:?}");
 }
 
+/// eSIM Access sells the ICCID of a cancelled eSIM again (its reference of April 2026).
+#[tokio::test]
+async fn find_lists_all_orders_of_an_iccid_the_newest_first() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let (mut connection, first) = operator.ready_order(&made, "o-1").await;
+    let second = store_order(&mut connection, first.partner, "o-2").await;
+    make_unit_ready(&mut connection, &second, 2).await;
+    sqlx::query("UPDATE esims SET iccid = '8981000000000000001'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let found = operator.json(&["find", "8981000000000000001"]).await;
+    let hits = found["orders"].as_array().unwrap();
+    let hits: Vec<_> = hits
+        .iter()
+        .map(|hit| (text(hit, "order_id").to_owned(), text(hit, "by")))
+        .collect();
+    let expected = [&second, &first].map(|order| (order.id.to_string(), "iccid"));
+    assert_eq!(hits, expected, "{found}");
+}
+
 #[tokio::test]
 async fn an_account_of_an_operator_is_made_changed_and_never_shows_a_password() {
     let operator = Operator::new().await;
