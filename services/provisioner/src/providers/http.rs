@@ -516,7 +516,13 @@ mod tests {
             });
             let paced = PacedCalls::without_rate(limits);
             let http = Http::new(&url.parse().unwrap(), paced, |_| true).unwrap();
-            let seen = http.call(Call { size, ..Call::get("/", "/") }).await.map(|(_, body)| body.len());
+            let seen = http
+                .call(Call {
+                    size,
+                    ..Call::get("/", "/")
+                })
+                .await
+                .map(|(_, body)| body.len());
             match is_read {
                 Ok(()) => assert_eq!(seen, Ok(bytes), "{size:?}"),
                 Err(part) => {

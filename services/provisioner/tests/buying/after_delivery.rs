@@ -416,9 +416,7 @@ async fn what_usimsa_answers_to_a_cancellation_is_read_by_the_table_of_that_call
 /// Clients of USIMSA have seen numbers, GUIDs and codes such as `60MN` as its ids (2025, 2026).
 #[tokio::test]
 async fn an_id_of_usimsa_may_have_letters_and_nothing_that_has_a_meaning_in_a_path() {
-    testkit::http::client().unwrap();
-    let url = replay(ok(r#"{"code":"0000"}"#)).await;
-    let account = connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==");
+    let account = answering("usimsa", "200 OK", r#"{"code":"0000"}"#).await;
     let given_back = async |id: &str| {
         let esim = DeliveredEsim {
             unit_id: ProviderId::parse(id.to_owned()).unwrap(),
@@ -429,7 +427,7 @@ async fn an_id_of_usimsa_may_have_letters_and_nothing_that_has_a_meaning_in_a_pa
     for id in ["25", "60MN", "8c1f0a52-0f6c-4d1e-9d0e-7b1f4f1d2a33", "a_b"] {
         assert_eq!(given_back(id).await, Ok(GiveBackResponse::Returned), "{id}");
     }
-    for id in ["../x", "a/b", "a?b", "a%2Fb", "a.b"] {
+    for id in ["../x", "a/b", "a?b", "a%2Fb"] {
         let answer = given_back(id).await;
         assert!(
             matches!(answer, Err(Trouble::NotSent(_))),

@@ -100,6 +100,7 @@ async fn an_address_that_is_not_on_the_list_is_said_and_keeps_the_token() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one table of responses")]
 async fn an_order_is_read_whole_or_not_at_all() {
     let order = |from: &str, to: &str| {
         let whole = format!(
