@@ -23,7 +23,7 @@ use testkit::{
 const PROMISED: Duration = Duration::from_secs(15);
 /// How long a test waits for what the views show. It is longer than the promise, because three
 /// programs answer in each round, on a machine that may be busy with other tests.
-const NAMED: Duration = Duration::from_mins(1);
+const NAMED: Duration = Duration::from_mins(2);
 /// Orders that wait for the dead stage.
 const WAITING: u64 = 3;
 const PASSWORD: &str = "correct horse battery staple";
@@ -475,6 +475,17 @@ async fn mended_again(stack: &Stack, words: &str) -> Result<()> {
     .await
 }
 
+/// Requests are counted in ticks of ten seconds. One in which an order got through does not show
+/// that all fail, and one in which an order failed does not show that they get through again.
+async fn next_tick() -> Result<()> {
+    let tick = || runtime::clock::unix_seconds() / 10;
+    let first = tick();
+    wait::until(NAMED, "the next tick", async || {
+        Ok((tick() > first).then_some(()))
+    })
+    .await
+}
+
 /// Each stage lives, and no order gets through: that is what partners feel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orders_and_requests_that_all_fail_are_named_alike_everywhere() {
@@ -500,6 +511,7 @@ async fn orders_and_requests_that_all_fail_are_named_alike_everywhere() {
         .unwrap();
     assert!(partner.contains(REFUSED), "{partner}");
 
+    next_tick().await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let mut all = std::collections::BTreeSet::new();
     for _ in 0..20 {
@@ -548,15 +560,7 @@ async fn a_lost_right_is_named_by_the_orders_that_fail() {
         .execute(&mut database)
         .await
         .unwrap();
-    // Requests are counted in ticks of ten seconds. One in which an order got through does not show
-    // that all fail.
-    let tick = || runtime::clock::unix_seconds() / 10;
-    let first = tick();
-    wait::until(NAMED, "the next tick", async || {
-        Ok((tick() > first).then_some(()))
-    })
-    .await
-    .unwrap();
+    next_tick().await.unwrap();
     for nth in 0..5 {
         let answer = shop
             .client
@@ -572,6 +576,7 @@ async fn a_lost_right_is_named_by_the_orders_that_fail() {
         .execute(&mut database)
         .await
         .unwrap();
+    next_tick().await.unwrap();
     for nth in 0..5 {
         shop.buy(&format!("again-{nth}"), &ready, 1).await.unwrap();
     }
