@@ -397,6 +397,7 @@ NEVER_WHEN_WELL = {
     ("http_response_status_code", "5.."),
     ("reason", "in_flight_share|delay_share|memory_share"),
     ("reason", "delay|delay_share"),
+    ("outcome", "no_endpoint"),
 }
 
 
@@ -421,7 +422,7 @@ def check_names(prometheus, expr, where, late=frozenset()):
         for label, operator, value in matchers:
             if label not in values:
                 problems.append(f"{where}: {metric} has no label {label}")
-            elif operator == "=" and value not in values[label]:
+            elif operator == "=" and value not in values[label] and (label, value) not in NEVER_WHEN_WELL:
                 problems.append(f"{where}: no {metric} has {label}={value!r}, only {sorted(values[label])}")
             elif operator == "=~" and (label, value) not in NEVER_WHEN_WELL:
                 if not any(re.fullmatch(value, one) for one in values[label]):
