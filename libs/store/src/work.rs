@@ -78,6 +78,9 @@ impl WorkKind {
     /// about the use, too, so it comes first.
     pub const REQUESTS: [Self; 2] = [Self::GiveBack, Self::Usage];
 
+    /// What is next for a placement that nobody has put on hold.
+    pub const PLACEMENTS: [Self; 4] = [Self::BuyAgain, Self::Buy, Self::LookUp, Self::Collect];
+
     /// The kinds of webhooks.
     pub const WEBHOOKS: [Self; 1] = [Self::Deliver];
     /// The kinds that the notifier does in batches. The `lane` of each is its name.
@@ -90,7 +93,7 @@ impl WorkKind {
 
     /// The names of all kinds of several lists. Statements bind them, so that a kind that gets
     /// another name is not silently left out of one.
-    pub(crate) fn names(lists: &[&[Self]]) -> Vec<&'static str> {
+    pub fn names(lists: &[&[Self]]) -> Vec<&'static str> {
         lists
             .iter()
             .copied()
@@ -106,7 +109,7 @@ pub async fn are_due(
     kinds: &[WorkKind],
     providers: &[String],
 ) -> Result<Vec<bool>> {
-    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
+    let kinds = WorkKind::names(&[kinds]);
     let query = sqlx::query_scalar!(
         // No EXISTS, because PostgreSQL could execute it by reading all of `work` into a hash.
         r#"SELECT (SELECT true FROM work w
@@ -125,7 +128,7 @@ pub async fn are_due(
 macro_rules! look {
     ($connection:expr, $kinds:expr, $provider:expr, $look:expr, $gate:literal, $until:literal, $most:literal) => {{
         let look: &WorkLook = $look;
-        let kinds: Vec<&str> = $kinds.iter().map(|kind: &WorkKind| kind.as_str()).collect();
+        let kinds = WorkKind::names(&[&$kinds[..]]);
         let (lane, partner) = match &look.after {
             Some((lane, partner)) => (lane.as_str(), partner.uuid()),
             None => ("", Uuid::nil()),

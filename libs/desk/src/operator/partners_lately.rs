@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use domain::Environment;
 use pg::{Result, count};
 use sqlx::PgConnection;
+use store::work::WorkKind;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
@@ -63,7 +64,7 @@ fn at(id: Uuid) -> Option<OffsetDateTime> {
 }
 
 /// The first id of what is late now.
-fn late(now: OffsetDateTime) -> Uuid {
+pub(super) fn late(now: OffsetDateTime) -> Uuid {
     first_id(now - Duration::seconds_f64(LATE))
 }
 
@@ -111,10 +112,11 @@ pub async fn read(
     let query = sqlx::query!(
         r#"SELECT partner_id, count(*) AS "number!", min(id::text)::uuid AS "oldest!"
            FROM (SELECT partner_id, id FROM work
-                 WHERE kind IN ('buy', 'buy_again', 'look_up', 'collect') AND id < $1 LIMIT $2) waiting
+                 WHERE kind = ANY ($3) AND id < $1 LIMIT $2) waiting
            GROUP BY 1"#,
         late(now),
         MOST,
+        &WorkKind::names(&[&WorkKind::PLACEMENTS]) as &[&str],
     );
     for row in query.fetch_all(&mut *connection).await? {
         let one = all.entry(row.partner_id).or_default();

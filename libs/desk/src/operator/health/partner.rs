@@ -6,20 +6,17 @@
 use domain::{OrderId, PartnerId};
 use pg::{Result, count};
 use sqlx::PgConnection;
-use store::Unflushed;
-use time::{Duration, OffsetDateTime};
+use store::{Unflushed, work::WorkKind};
+use time::OffsetDateTime;
 
 use super::{
     HealthReport,
-    finding::{FailureKind, Finding, FindingKind, LATE, Severity},
+    finding::{FailureKind, Finding, FindingKind, Severity},
     phrases::named,
     stages::Stage,
     waiting::{SANDBOX, WaitingQueue},
 };
-use crate::{
-    operator::{minute::minute, partners_lately, words::counted},
-    self_service::first_id,
-};
+use crate::operator::{minute::minute, partners_lately, words::counted};
 
 /// The oldest purchases of a partner that are looked at.
 const MOST: i64 = 1_000;
@@ -47,14 +44,15 @@ pub async fn waiting(
                   (array_agg(o.external_order_id ORDER BY o.order_id))[:5] AS "names!"
            FROM (SELECT DISTINCT oldest.provider, p.order_id
                  FROM (SELECT id, provider FROM work
-                       WHERE kind IN ('buy', 'buy_again', 'look_up', 'collect') AND id < $2 AND partner_id = $1
+                       WHERE kind = ANY ($4) AND id < $2 AND partner_id = $1
                        ORDER BY id LIMIT $3) oldest
                  JOIN placements p ON p.placement_id = oldest.id) mine
            JOIN orders o ON o.order_id = mine.order_id
            GROUP BY 1 ORDER BY 3"#,
         partner_id.uuid(),
-        first_id(now - Duration::seconds_f64(LATE)),
+        partners_lately::late(now),
         MOST,
+        &WorkKind::names(&[&WorkKind::PLACEMENTS]) as &[&str],
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let all = rows.map(|row| WaitingOrders {
