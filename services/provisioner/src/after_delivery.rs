@@ -301,7 +301,8 @@ impl ProviderContext {
                 self.still_unknown(claimed, attempt, age, &trouble).await
             }
             (None, Some(age)) => self.go_on(claimed, None, pause(age)).await,
-            (Some(Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason))), None) => {
+            (Some(Err(trouble)), None) if trouble.may_be_carried_out() => {
+                let reason = trouble.reason();
                 tracing::warn!(
                     topup.id = %claimed.topup_id,
                     provider.name = self.calls.name,

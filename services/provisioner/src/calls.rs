@@ -67,9 +67,9 @@ impl Calls {
         let result = match &response {
             Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
-            Err(Trouble::Unknown(reason) | Trouble::NoResponse(reason)) => {
-                PurchaseResult::Unknown(reason)
-            }
+            Err(
+                Trouble::Unknown(reason) | Trouble::Undecided(reason) | Trouble::NoResponse(reason),
+            ) => PurchaseResult::Unknown(reason),
             Err(
                 Trouble::Denied(_)
                 | Trouble::Busy { .. }
@@ -202,8 +202,11 @@ impl Calls {
         let breaker_version = self.breaker.version_at_begin();
         let response = self.timed(call, calling, outcome).await;
         match &response {
-            // A provider that says that it is busy has responded, so it does not count as failing.
-            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
+            // A provider that says that it is busy, or something that proves nothing, has
+            // responded, so it does not count as failing.
+            Ok(_) | Err(Trouble::Busy { .. } | Trouble::Undecided(_)) => {
+                self.breaker.responded(breaker_version).await;
+            }
             Err(trouble) if trouble.is_of_adapter() => {}
             Err(Trouble::Unknown(_)) if part == Part::Search && self.breaker.is_closed() => {}
             Err(trouble) => {
@@ -422,16 +425,18 @@ mod tests {
     }
 
     /// An error of a search says nothing about the sale. That of a look-up by an id does, also
-    /// where such a look-up proves no absence.
+    /// where such a look-up proves no absence. A response that proves nothing is no error.
     #[tokio::test]
     async fn only_an_error_of_a_search_does_not_count() {
         type Found = fn() -> Result<LookUpResponse, Trouble>;
         let unreadable = || Err(Trouble::Unknown("the response is unreadable".into()));
+        let undecided = || Err(Trouble::Undecided("code 9002".into()));
         let silent = || Err(Trouble::NoResponse("timed out".into()));
         let rows = [
             (LookUp::Search, unreadable as Found, true),
             (LookUp::Search, silent, false),
             (LookUp::ById, unreadable, false),
+            (LookUp::ById, undecided, true),
             (LookUp::Exact, unreadable, false),
         ];
         for (look_up, found, is_healthy) in rows {

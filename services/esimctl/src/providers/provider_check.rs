@@ -108,9 +108,11 @@ async fn look_up(provider: &dyn Provider) -> Result<(), Trouble> {
         attempt_age: Duration::ZERO,
         arrives_within: Duration::from_mins(1),
     };
-    match provider.look_up(&look_up).await? {
-        LookUpResponse::NotFound => Ok(()),
-        LookUpResponse::Found(_) => Err(Trouble::Unknown(
+    match provider.look_up(&look_up).await {
+        // What proves nothing about a purchase shows all the same that the account is accepted.
+        Ok(LookUpResponse::NotFound) | Err(Trouble::Undecided(_)) => Ok(()),
+        Err(trouble) => Err(trouble),
+        Ok(LookUpResponse::Found(_)) => Err(Trouble::Unknown(
             "the provider has found a purchase that does not exist, so its look-ups cannot be \
              trusted; do not connect it"
                 .into(),
@@ -145,7 +147,9 @@ pub fn describe(trouble: &Trouble) -> String {
         Trouble::Busy { .. } => format!("the provider is busy; try again later: {reason}"),
         Trouble::RefusedHere(_) => format!("not sent: {reason}"),
         Trouble::Waiting { .. } => format!("nothing was sent; try again later: {reason}"),
-        Trouble::Unknown(_) => format!("the response is not understood: {reason}"),
+        Trouble::Unknown(_) | Trouble::Undecided(_) => {
+            format!("the response is not understood: {reason}")
+        }
         Trouble::NoResponse(_) => format!("no whole response came: {reason}"),
     }
 }

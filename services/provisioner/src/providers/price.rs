@@ -60,7 +60,7 @@ pub(super) fn unread(trouble: Trouble, after: Duration) -> Trouble {
         | Trouble::Waiting { .. }
         | Trouble::RefusedHere(_) => trouble,
         Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
-        Trouble::Unknown(reason) => Trouble::Waiting {
+        Trouble::Unknown(reason) | Trouble::Undecided(reason) => Trouble::Waiting {
             after,
             reason: told(&reason),
         },

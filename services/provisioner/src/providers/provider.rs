@@ -224,6 +224,11 @@ pub enum Trouble {
     NotSent(String),
     /// The outcome is unknown: the request may have been carried out.
     Unknown(String),
+    /// The provider has responded to a look-up in the form of its protocol, but the response
+    /// proves nothing about the purchase. It decides as little as [`Trouble::Unknown`], but a
+    /// provider that responds so does not fail.
+    #[strum(serialize = "unknown")]
+    Undecided(String),
     /// No whole response came, so the outcome is unknown, too. Where the provider has responded,
     /// even with what nobody understands, it is [`Trouble::Unknown`].
     #[strum(serialize = "unknown")]
@@ -244,13 +249,17 @@ impl Trouble {
             | Self::RefusedHere(reason)
             | Self::NotSent(reason)
             | Self::Unknown(reason)
+            | Self::Undecided(reason)
             | Self::NoResponse(reason) => reason,
         }
     }
 
     /// Whether the provider may have carried the request out.
     pub fn may_be_carried_out(&self) -> bool {
-        matches!(self, Self::Unknown(_) | Self::NoResponse(_))
+        matches!(
+            self,
+            Self::Unknown(_) | Self::Undecided(_) | Self::NoResponse(_)
+        )
     }
 
     /// Whether the adapter has decided before it asked the provider. Nothing was sent, so it says
@@ -265,7 +274,9 @@ impl Trouble {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
             Self::NotSent(_) | Self::Waiting { .. } | Self::RefusedHere(_) => ReasonCode::NotSent,
-            Self::Unknown(_) | Self::NoResponse(_) => ReasonCode::OutcomeUnknown,
+            Self::Unknown(_) | Self::Undecided(_) | Self::NoResponse(_) => {
+                ReasonCode::OutcomeUnknown
+            }
         };
         Reason::with(code, self.reason())
     }

@@ -136,6 +136,8 @@ enum Outcome {
     Rejected,
     /// There is no order with this id.
     NoSuchOrder,
+    /// A response to a look-up that proves neither a purchase nor its absence.
+    Undecided,
     /// Anything else: the code means that the outcome is unknown, or we do not know the code.
     Unknown,
 }
@@ -157,6 +159,10 @@ fn of_look_up(dialect: Dialect, code: &str) -> Outcome {
     match (dialect, code) {
         (_, "0000") => Outcome::Done,
         (Dialect::Sandbox, "9002") => Outcome::NoSuchOrder,
+        // Nobody says what it means here. It may be the response to each look-up of a purchase that
+        // never arrived, so it must not count as a failure: where only such purchases are left, the
+        // breaker would never close, and none of them would ever be put on hold.
+        (Dialect::Usimsa, "9002") => Outcome::Undecided,
         _ => Outcome::Unknown,
     }
 }
@@ -560,6 +566,7 @@ impl Adapter for Usimsa {
                 Ok(LookUpResponse::Found(units(reply.products)?.into()))
             }
             Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
+            Outcome::Undecided => Err(Trouble::Undecided(code_said(&reply))),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -622,12 +629,12 @@ impl Usage {
 
 /// The trouble for a code that is not in the table of its call.
 fn unknown_code(reply: &Reply) -> Trouble {
+    Trouble::Unknown(code_said(reply))
+}
+
+fn code_said(reply: &Reply) -> String {
     let message = reply.message.as_deref().unwrap_or_default();
-    Trouble::Unknown(format!(
-        "code {}: {}",
-        one_line(&reply.code),
-        one_line(message)
-    ))
+    format!("code {}: {}", one_line(&reply.code), one_line(message))
 }
 
 /// Reads the units of a response. One bad id makes the whole response unreadable, and no unit of it

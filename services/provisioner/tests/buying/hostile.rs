@@ -472,6 +472,23 @@ async fn the_codes_of_the_sandbox_are_believed_of_the_sandbox() {
     }
 }
 
+/// Where only purchases are left that never arrived, USIMSA may respond so to each look-up. Its
+/// breaker has to close then, because nothing is put on hold before.
+#[tokio::test]
+async fn a_code_of_a_look_up_that_proves_nothing_is_no_failure_of_usimsa() {
+    let (_, look_up) = asked(PlacementId::new(), None);
+    for (code, is_response) in [("9002", true), ("9999", false), ("1001", false)] {
+        let usimsa = answering("usimsa", "200 OK", &format!(r#"{{"code":"{code}"}}"#)).await;
+        let trouble = usimsa.look_up(&look_up).await.unwrap_err();
+        assert_eq!(
+            matches!(trouble, Trouble::Undecided(_)),
+            is_response,
+            "{code}"
+        );
+        assert!(trouble.may_be_carried_out());
+    }
+}
+
 /// What a proof asks with a wrong key or signature must be refused, as the documents say.
 #[tokio::test]
 async fn a_proof_tells_who_takes_a_wrong_key() {

@@ -179,7 +179,9 @@ impl Proving<'_> {
             Ok(LookUpResponse::NotFound) => ("there is none".to_owned(), Follows::Documented),
             Ok(LookUpResponse::Found(_)) => ("one was found".to_owned(), Follows::Contradicted),
             // The provider has answered, and no document says how.
-            Err(trouble @ Trouble::Unknown(_)) => (describe(&trouble), Follows::Seen),
+            Err(trouble @ (Trouble::Unknown(_) | Trouble::Undecided(_))) => {
+                (describe(&trouble), Follows::Seen)
+            }
             Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
         let asked = "a look-up of an id that was never sent";
