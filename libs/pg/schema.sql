@@ -1062,7 +1062,8 @@ BEGIN
     JOIN orders o ON o.order_id = p.order_id
     WHERE e.topup_id = coalesce(
             (SELECT u.topup_id FROM esims u WHERE u.provider = of_provider AND u.provider_unit_id = of_unit),
-            (SELECT i.topup_id FROM esims i WHERE i.iccid = of_iccid AND i.provider = of_provider ORDER BY i.topup_id DESC LIMIT 1))
+            (SELECT i.topup_id FROM esims i WHERE i.iccid = of_iccid AND i.provider = of_provider
+             ORDER BY i.ready_at DESC, i.topup_id DESC LIMIT 1))
       AND e.ready_at IS NOT NULL AND e.erased_at IS NULL AND e.returned_at IS NULL
     FOR KEY SHARE OF o;
     IF NOT FOUND AND coalesce(of_unit, of_iccid) IS NOT NULL THEN
