@@ -4,13 +4,21 @@
 # The longest wait for a condition, in seconds.
 PATIENCE=90
 
-# `project_settings` sets a project and a free port of its own, so that a running system is not touched.
+# `free_port FIRST`: the first port from FIRST on that nobody listens on.
+free_port() {
+  local port=$1
+  while answers "$port"; do port=$((port + 1)); done
+  echo "$port"
+}
+
+# `project_settings` sets a project and free ports of its own, so that a running system is not touched.
 project_settings() {
   export COMPOSE_PROJECT_NAME=esim-test-$$ COMPOSE_FILE=$ROOT/docker-compose.yml IMAGES=esim-test VERSION=$$
-  local port
-  for ((port = ${COMPOSE_PORT:-17080}; ; port++)); do answers "$port" || break; done
-  PORT=$port
+  PORT=$(free_port "${COMPOSE_PORT:-17080}")
   export PUBLISH=127.0.0.1:$PORT PUBLIC_URL=http://127.0.0.1:$PORT
+  CONSOLE_PUBLISH=127.0.0.1:$(free_port $((PORT + 1)))
+  PUBLISH_PROMETHEUS=127.0.0.1:$(free_port $((${CONSOLE_PUBLISH#*:} + 1)))
+  export CONSOLE_PUBLISH CONSOLE_URL=http://$CONSOLE_PUBLISH PUBLISH_PROMETHEUS
   # A slow machine may take a while to store an order.
   export QUEUE_DEADLINE=8s
   # Short times for a test. The receivers are on this machine.
