@@ -9,19 +9,18 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use reqwest::{Client, Url};
+use reqwest::{Client, Url, header::CONTENT_TYPE};
 use runtime::client;
-use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    channel::{CallbackChannel, PurchaseCallbacks},
+    channel::{CallbackChannel, Message, PurchaseCallbacks},
     ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
     purchase::LedgerPurchase,
-    script,
+    script::{self, AfterDeliveryScript},
     units::{self, Fate},
 };
 
@@ -31,6 +30,8 @@ const MAX_DUE: usize = 100_000;
 /// The maximum number of callbacks that are sent at once.
 const MAX_SENDING: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long after its purchase an eSIM that is used is installed.
+const INSTALLED_AFTER: Duration = Duration::from_secs(2);
 
 /// Parses the URL of callbacks. The error does not repeat the URL, because it holds a secret token.
 pub fn url(text: &str) -> Result<Url, String> {
@@ -70,8 +71,12 @@ pub async fn run(
             Some((channel, purchase)) = purchases.recv(), if due.len() < MAX_DUE => {
                 let now = Instant::now();
                 for (unit, option_id, fate) in units::fates(&purchase) {
-                    let Fate::Ready(after) = fate else { continue };
-                    for _ in 0..script::of(option_id).callbacks {
+                    let Fate::Ready(mut after) = fate else { continue };
+                    let script = script::of(option_id);
+                    if script.after == AfterDeliveryScript::InUse {
+                        after += INSTALLED_AFTER;
+                    }
+                    for _ in 0..script.callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
                         let channel = Arc::clone(&channel);
@@ -100,7 +105,7 @@ pub(crate) fn usimsa(
     purchase: &LedgerPurchase,
     unit: UnitNumber,
     option_id: &str,
-) -> Value {
+) -> Vec<Message> {
     let callback = Callback {
         topup_id: unit.to_string(),
         option_id,
@@ -108,7 +113,9 @@ pub(crate) fn usimsa(
         // A made-up URL, so that the callback does not repeat the activation code in it.
         qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
     };
-    serde_json::to_value(callback).unwrap_or_default()
+    vec![Message::of(
+        &serde_json::to_value(callback).unwrap_or_default(),
+    )]
 }
 
 async fn send(client: Client, ledger: Arc<Ledger>, due: Due) {
@@ -118,23 +125,26 @@ async fn send(client: Client, ledger: Arc<Ledger>, due: Due) {
         unit,
         option_id,
     } = &due;
-    let callback = (channel.body)(&ledger, purchase, *unit, option_id);
-    match client
-        .post(channel.url.clone())
-        .json(&callback)
-        .send()
-        .await
-    {
-        Ok(response) => {
-            tracing::debug!(
-                topup.id = unit,
-                status = response.status().as_u16(),
-                "callback sent"
-            );
+    for message in (channel.messages)(&ledger, purchase, *unit, option_id) {
+        let mut request = client
+            .post(channel.url.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .body(message.body);
+        if let Some((name, signature)) = message.signature {
+            request = request.header(name, signature);
         }
-        Err(error) => {
-            // The URL holds a secret token.
-            tracing::debug!(topup.id = unit, error = %error.without_url(), "callback lost");
+        match request.send().await {
+            Ok(response) => {
+                tracing::debug!(
+                    topup.id = unit,
+                    status = response.status().as_u16(),
+                    "callback sent"
+                );
+            }
+            Err(error) => {
+                // The URL holds a secret token.
+                tracing::debug!(topup.id = unit, error = %error.without_url(), "callback lost");
+            }
         }
     }
 }

@@ -13,7 +13,28 @@ const QUEUE: usize = 10_000;
 /// Where the callbacks of a protocol go, and what they say about a unit that has become ready.
 pub struct CallbackChannel {
     pub url: Url,
-    pub body: fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Value,
+    /// What is posted about a unit of this option, in this order.
+    pub messages: Messages,
+}
+
+pub type Messages =
+    Box<dyn Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message> + Send + Sync>;
+
+/// A callback.
+pub struct Message {
+    pub body: String,
+    /// The header that holds its signature, if the protocol has one.
+    pub signature: Option<(&'static str, String)>,
+}
+
+impl Message {
+    /// A message without a signature.
+    pub fn of(body: &Value) -> Self {
+        Self {
+            body: body.to_string(),
+            signature: None,
+        }
+    }
 }
 
 /// A purchase that may need callbacks.

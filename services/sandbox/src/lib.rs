@@ -257,7 +257,7 @@ pub async fn serve(
     let usimsa = callback_url.map(|url| {
         Arc::new(CallbackChannel {
             url,
-            body: callbacks::usimsa,
+            messages: Box::new(callbacks::usimsa),
         })
     });
     let sandbox = Sandbox {

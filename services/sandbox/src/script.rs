@@ -203,6 +203,7 @@ const SCRIPTS: &[(&str, Script)] = &[
     (
         "in-use",
         Script {
+            callbacks: 1,
             after: AfterDeliveryScript::InUse,
             ..READY
         },

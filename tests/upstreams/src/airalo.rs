@@ -23,6 +23,7 @@ use axum::{
 use rand::RngExt;
 use runtime::clock;
 use serde_json::{Value, json};
+use signing::{SecretKey, airalo};
 use time::{
     Date, OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
     macros::format_description,
@@ -31,13 +32,14 @@ use url::form_urlencoded;
 
 use sandbox::{
     Sandbox, after,
+    channel::Message,
     garble::{self, AnswerShape},
-    ledger::Repeats,
-    profile,
+    ledger::{Ledger, Repeats},
+    profile::{self, UnitNumber},
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
-    script::option_id,
+    script::{self, AfterDeliveryScript, option_id},
     units,
 };
 
@@ -215,8 +217,7 @@ async fn give_token(
         Err(denied) => return denied.into_response(),
     };
     let field = |name: &str| form.get(name).map(String::as_str);
-    // In this protocol the characters of the secret are the secret.
-    let secret = sandbox.credentials.secret.to_base64();
+    let secret = secret(sandbox);
     if field("grant_type") != Some("client_credentials")
         || field("client_id") != Some(&sandbox.credentials.access_key)
         || field("client_secret") != Some(&secret)
@@ -232,7 +233,7 @@ async fn give_token(
 }
 
 async fn order(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     _: WithToken,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -249,6 +250,7 @@ async fn order(
     let Some(qty) = quantity.filter(|quantity| (1..=MOST).contains(quantity)) else {
         return invalid("quantity", "The quantity may not be greater than 50.");
     };
+    let sandbox = &upstreams.sandbox;
     // A provider that does not do what it documents sells these, too.
     let faults = sandbox.faults.faults();
     let lies = faults.is_some_and(|faults| faults.detect_duplicates == Some(false));
@@ -263,10 +265,11 @@ async fn order(
     let garble = sandbox.garble(products.iter());
     let description = field("description").cloned().unwrap_or_default();
     let repeats = Repeats::Bought;
-    let sold = sale::sell(&sandbox, description, products, repeats, None).await;
+    let channel = upstreams.airalo.as_ref();
+    let sold = sale::sell(sandbox, description, products, repeats, channel).await;
     match sold {
         Ok(Sale::Sold(purchase)) => {
-            let shown = shown(&sandbox, &purchase, clock::now());
+            let shown = shown(sandbox, &purchase, clock::now());
             garble::garbled(garble, &SHAPE, data(&shown))
         }
         Ok(Sale::Refused(refused)) => {
@@ -647,6 +650,56 @@ async fn usage(
         "status": if esim.is_installed { "ACTIVE" } else { "NOT_ACTIVE" },
     })))
     .into_response()
+}
+
+/// The webhooks about an eSIM that is used, each signed with the secret of the account (pages of
+/// September 2026). As those of the provider's simulator, they need not fit its use. About one that
+/// nobody uses there is only the one about our credit.
+pub fn webhooks(
+    sandbox: &Sandbox,
+) -> impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message> + use<> {
+    let secret = SecretKey::from_bytes(secret(sandbox).into_bytes());
+    move |ledger, purchase, unit, option_id| {
+        let bodies = bodies(ledger, purchase, unit, option_id);
+        let signed = bodies.into_iter().map(|body| {
+            let body = body.to_string();
+            let signature = secret
+                .as_ref()
+                .map(|secret| airalo::sign(secret, body.as_bytes()));
+            Message {
+                signature: signature.ok().map(|text| ("airalo-signature", text)),
+                body,
+            }
+        });
+        signed.collect()
+    }
+}
+
+/// In this protocol the characters of the secret are the secret.
+fn secret(sandbox: &Sandbox) -> String {
+    sandbox.credentials.secret.to_base64()
+}
+
+fn bodies(
+    ledger: &Ledger,
+    purchase: &LedgerPurchase,
+    unit: UnitNumber,
+    option_id: &str,
+) -> Vec<Value> {
+    if script::of(option_id).after == AfterDeliveryScript::InUse {
+        let iccid = ledger.profile(unit, purchase.at).iccid;
+        let low = |level: &str, remaining: u8| {
+            json!({
+                "level": level,
+                "package_name": option_id,
+                "remaining_percentage": remaining,
+                "iccid": iccid,
+            })
+        };
+        vec![low("75%", 25), low("3days", 25)]
+    } else {
+        vec![json!({ "message": "Your credit is low", "remaining": BALANCE })]
+    }
 }
 
 async fn balance(_: WithToken) -> Response {

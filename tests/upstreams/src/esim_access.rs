@@ -31,6 +31,7 @@ use time::{
 use sandbox::{
     Sandbox, SandboxCredentials,
     after::{self, GiveBackResult},
+    channel::Message,
     error::SandboxError,
     garble::{self, AnswerShape},
     ledger::Ledger,
@@ -38,13 +39,13 @@ use sandbox::{
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
-    script::{self, option_id},
+    script::{self, AfterDeliveryScript, option_id},
     units::{self, UnitView},
 };
 
 use crate::{
     products::{self, Kind},
-    state::Upstreams,
+    state::{Iccids, Upstreams},
 };
 
 pub const ORDER: &str = "/api/v1/open/esim/order";
@@ -553,19 +554,103 @@ async fn packages(Signed(asked): Signed<Value>) -> Response {
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.
-pub fn callback(_: &Ledger, purchase: &LedgerPurchase, _: UnitNumber, _: &str) -> Value {
-    json!({
-        "notifyType": "ORDER_STATUS",
-        "notifyId": format!("N{}", purchase.first_unit),
-        "eventGenerateTime": purchase.at.format(CREATED).unwrap_or_default(),
-        "content": {
-            "orderNo": order_number(purchase),
-            "transactionId": purchase.order_id,
-            "orderStatus": "GOT_RESOURCE",
-        },
-    })
+pub fn made_event(purchase: &LedgerPurchase) -> Message {
+    event(
+        purchase,
+        "ORDER_STATUS",
+        purchase.first_unit,
+        &json!({ "orderStatus": "GOT_RESOURCE" }),
+    )
 }
 
+/// The events about an eSIM that is used, of each type (reference of April 2026): its device loads,
+/// installs and enables it, it is in use, and some of its data and time is gone. About one that
+/// nobody uses there is only the test that is sent when the URL is set.
+pub fn events_of_use(
+    ledger: &Ledger,
+    iccids: &Iccids,
+    purchase: &LedgerPurchase,
+    unit: UnitNumber,
+    option_id: &str,
+) -> Vec<Message> {
+    let script = script::of(option_id).after;
+    if script != AfterDeliveryScript::InUse {
+        let test = json!({ "orderNo": "1234567890", "orderStatus": "Test" });
+        return vec![event(purchase, "CHECK_HEALTH", unit, &test)];
+    }
+    let esim = after::of(purchase, unit, script, false);
+    let profile = ledger.profile(unit, purchase.at);
+    let ids = json!({
+        "esimTranNo": unit.to_string(),
+        "iccid": iccids.of(unit).unwrap_or(profile.iccid),
+    });
+    let loading = |state| {
+        json!({
+            "eid": format!("890490{unit:026}"),
+            "esimStatus": "GOT_RESOURCE",
+            "smdpStatus": state,
+            "notifyStatus": "Executed-Success",
+        })
+    };
+    let remain = esim.total - esim.used;
+    let in_use = json!({
+        "esimStatus": "IN_USE",
+        "smdpStatus": "ENABLED",
+        "totalVolume": esim.total,
+        "orderUsage": esim.used,
+        "remainVolume": remain,
+    });
+    let data = json!({
+        "totalVolume": esim.total,
+        "orderUsage": esim.used,
+        "remain": remain,
+        "remainThreshold": 0.7,
+    });
+    let validity = json!({
+        "remain": 1,
+        "totalDuration": 30,
+        "durationUnit": "DAY",
+        "expiredTime": esim.ends_at.format(CREATED).unwrap_or_default(),
+    });
+    let events = [
+        ("SMDP_EVENT", loading("DOWNLOAD")),
+        ("SMDP_EVENT", loading("INSTALLATION")),
+        ("SMDP_EVENT", loading("ENABLED")),
+        ("ESIM_STATUS", in_use),
+        ("DATA_USAGE", data),
+        ("VALIDITY_USAGE", validity),
+    ];
+    events
+        .into_iter()
+        .zip(1..)
+        .map(|((kind, more), number)| {
+            event(
+                purchase,
+                kind,
+                unit * 10 + number,
+                &with(ids.clone(), &more),
+            )
+        })
+        .collect()
+}
+
+/// An object with the fields of another one.
+fn with(mut object: Value, more: &Value) -> Value {
+    for (name, value) in more.as_object().into_iter().flatten() {
+        object[name] = value.clone();
+    }
+    object
+}
+
+fn event(purchase: &LedgerPurchase, kind: &str, number: u64, more: &Value) -> Message {
+    let ids = json!({ "orderNo": order_number(purchase), "transactionId": purchase.order_id });
+    Message::of(&json!({
+        "notifyType": kind,
+        "notifyId": format!("N{number}"),
+        "eventGenerateTime": purchase.at.format(CREATED).unwrap_or_default(),
+        "content": with(ids, more),
+    }))
+}
 #[cfg(test)]
 mod tests {
     use super::*;

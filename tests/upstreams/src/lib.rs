@@ -18,12 +18,18 @@ use axum::Router;
 use clap::Parser;
 use runtime::Shutdown;
 use sandbox::{
-    FurtherProtocols, SandboxCommand, ServeConfig, callbacks, channel::CallbackChannel, secret,
+    FurtherProtocols, SandboxCommand, ServeConfig, callbacks,
+    channel::{CallbackChannel, Message},
+    ledger::Ledger,
+    profile::UnitNumber,
+    purchase::LedgerPurchase,
+    secret,
 };
 use secrecy::SecretString;
 use serde_json::Value;
+use url::Url;
 
-use crate::state::Upstreams;
+use crate::state::{Iccids, Upstreams};
 
 /// The providers that tests buy from, which sell nothing real and record every purchase
 ///
@@ -55,6 +61,12 @@ pub struct Config {
     /// The same in the protocol of Zendit
     #[arg(long, env = "SANDBOX_ZENDIT_CALLBACK_URL", hide_env_values = true)]
     pub zendit_callback_url: Option<SecretString>,
+    /// The same in the protocol of Airalo, which has no callback about an order
+    #[arg(long, env = "SANDBOX_AIRALO_CALLBACK_URL", hide_env_values = true)]
+    pub airalo_callback_url: Option<SecretString>,
+    /// Also send what the providers tell of the use of eSIMs, about those of `in-use`
+    #[arg(long)]
+    pub events: bool,
     /// Further places in the list of packages of Airalo, each with 16 packages
     ///
     /// The real list has about 3,200 packages.
@@ -64,20 +76,27 @@ pub struct Config {
 
 /// Serves until `shutdown`.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let url = secret(
+    let url = |name, value: &Option<SecretString>| secret(name, value.as_ref(), callbacks::url);
+    let esim_access = url(
         "SANDBOX_ESIM_ACCESS_CALLBACK_URL",
-        config.esim_access_callback_url.as_ref(),
-        callbacks::url,
+        &config.esim_access_callback_url,
     )?;
-    let body = esim_access::callback;
-    let esim_access = url.map(|url| Arc::new(CallbackChannel { url, body }));
-    let url = secret(
-        "SANDBOX_ZENDIT_CALLBACK_URL",
-        config.zendit_callback_url.as_ref(),
-        callbacks::url,
-    )?;
-    let body = zendit::callback;
-    let zendit = url.map(|url| Arc::new(CallbackChannel { url, body }));
+    let zendit = url("SANDBOX_ZENDIT_CALLBACK_URL", &config.zendit_callback_url)?;
+    let airalo = url("SANDBOX_AIRALO_CALLBACK_URL", &config.airalo_callback_url)?;
+    let iccids = Arc::<Iccids>::default();
+    let has_events = config.events;
+    let of_esim_access = {
+        let iccids = Arc::clone(&iccids);
+        channel(esim_access, move |ledger, purchase, unit, option_id| {
+            let mut messages = vec![esim_access::made_event(purchase)];
+            if has_events {
+                messages.extend(esim_access::events_of_use(
+                    ledger, &iccids, purchase, unit, option_id,
+                ));
+            }
+            messages
+        })
+    };
     sandbox::serve(config.serve, shutdown, |sandbox| FurtherProtocols {
         routes: Router::new()
             .merge(esim_access::routes())
@@ -86,15 +105,27 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             .with_state(Upstreams {
                 sandbox: sandbox.clone(),
                 token: airalo::token().into(),
-                esim_access,
-                zendit,
+                esim_access: of_esim_access,
+                zendit: channel(zendit, zendit::callback),
+                airalo: channel(airalo.filter(|_| has_events), airalo::webhooks(sandbox)),
                 zendit_failed: Arc::default(),
-                iccids: Arc::default(),
+                iccids,
                 airalo_places: config.airalo_places,
             }),
         orders: &[esim_access::ORDER, airalo::ORDERS, zendit::PURCHASES],
     })
     .await
+}
+
+fn channel(
+    url: Option<Url>,
+    messages: impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message>
+    + Send
+    + Sync
+    + 'static,
+) -> Option<Arc<CallbackChannel>> {
+    let messages = Box::new(messages);
+    url.map(|url| Arc::new(CallbackChannel { url, messages }))
 }
 
 /// The scripted options of a provider, in the form that `esimctl option apply` reads.

@@ -18,10 +18,12 @@ pub(crate) struct Upstreams {
     pub(crate) sandbox: Sandbox,
     /// The token of the Airalo protocol. It ends with the process, as a token ends some day.
     pub(crate) token: Arc<str>,
-    /// Where the callbacks of the protocol of eSIM Access go. That of Airalo has none.
+    /// Where the callbacks of the protocol of eSIM Access go.
     pub(crate) esim_access: Option<Arc<CallbackChannel>>,
     /// Where those of the protocol of Zendit go.
     pub(crate) zendit: Option<Arc<CallbackChannel>>,
+    /// Where the webhooks of Airalo about the use of eSIMs go.
+    pub(crate) airalo: Option<Arc<CallbackChannel>>,
     /// The ids of purchases at Zendit that have failed without buying anything. They are in memory
     /// only.
     pub(crate) zendit_failed: Arc<Mutex<HashSet<String>>>,

@@ -34,6 +34,7 @@ use url::form_urlencoded;
 use sandbox::{
     Sandbox,
     after::{self, GiveBackResult},
+    channel::Message,
     garble::{self, AnswerShape},
     ledger::{Ledger, Repeats},
     profile::{self, UnitNumber},
@@ -508,7 +509,12 @@ async fn balance(_: WithKey) -> Response {
 }
 
 /// The callback: what a look-up would answer then.
-pub fn callback(ledger: &Ledger, purchase: &LedgerPurchase, unit: UnitNumber, _: &str) -> Value {
+pub fn callback(
+    ledger: &Ledger,
+    purchase: &LedgerPurchase,
+    unit: UnitNumber,
+    _: &str,
+) -> Vec<Message> {
     let profile = ledger.profile(unit, purchase.at);
-    whole(purchase, "DONE", Some(&profile))
+    vec![Message::of(&whole(purchase, "DONE", Some(&profile)))]
 }

@@ -9,7 +9,10 @@ use testkit::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::{net::TcpStream, task::JoinSet};
 
-use crate::support::{Bench, SECRET_KEY, TOKEN};
+use crate::{
+    seller::Seller,
+    support::{Bench, SECRET_KEY, TOKEN, change_account},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_brings_the_next_look_forward() {
@@ -357,6 +360,44 @@ async fn what_is_reported_of_an_esim_is_kept_once_and_confirmed_by_a_call() {
         .await
         .unwrap();
     assert!(waits);
+}
+
+/// The stand-ins send what the documents of the providers list, as they show it, and not what this
+/// file knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_that_a_provider_documents_is_kept_and_confirmed() {
+    let of_esim_access = [
+        "DATA_USAGE 3758096384 0.7",
+        "ESIM_STATUS IN_USE ENABLED",
+        "SMDP_EVENT GOT_RESOURCE DOWNLOAD",
+        "SMDP_EVENT GOT_RESOURCE ENABLED",
+        "SMDP_EVENT GOT_RESOURCE INSTALLATION",
+        "VALIDITY_USAGE 1",
+    ];
+    let of_airalo = [
+        "little data or time left: 3days",
+        "little data or time left: 75%",
+    ];
+    for (provider, expected) in [
+        ("esim-access", of_esim_access.as_slice()),
+        ("airalo", of_airalo.as_slice()),
+    ] {
+        let mut bench = Bench::stopped(|config| config.providers = vec![provider.to_owned()]).await;
+        let listen = bench.config.listen;
+        let url = format!("http://{listen}/callbacks/sandbox/{TOKEN}");
+        let seller = Seller::with_events(&url).await;
+        change_account(&mut bench.config, provider, "URL", seller.url().as_str());
+        bench.run().await;
+        let id = bench.accept_at(provider, &["in-use"]).await;
+        bench.ready(id).await;
+        wait::soon("each event", async || {
+            let mut kept = reports(&bench, id).await.0;
+            kept.sort_unstable();
+            Ok((kept == expected).then_some(()))
+        })
+        .await;
+        confirmed(&bench, id).await;
+    }
 }
 
 /// The provider reports something and does not answer the question that follows. The question is

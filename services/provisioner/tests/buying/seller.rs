@@ -19,6 +19,15 @@ pub struct Seller {
 impl Seller {
     /// Starts a sandbox provider with an optional callback address.
     pub async fn start(callback_url: Option<&str>) -> Self {
+        Self::start_with(callback_url, false).await
+    }
+
+    /// Starts one that also tells of the use of eSIMs, in the protocols that have events.
+    pub async fn with_events(callback_url: &str) -> Self {
+        Self::start_with(Some(callback_url), true).await
+    }
+
+    async fn start_with(callback_url: Option<&str>, events: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listen = address();
         let config = upstreams::Config {
@@ -38,6 +47,9 @@ impl Seller {
                 .map(|url| url.replace("/sandbox/", "/esim-access/").into()),
             zendit_callback_url: callback_url
                 .map(|url| url.replace("/sandbox/", "/zendit/").into()),
+            airalo_callback_url: callback_url
+                .map(|url| url.replace("/sandbox/", "/airalo/").into()),
+            events,
             airalo_places: 200,
         };
         let shutdown = Shutdown::new();

@@ -46,6 +46,8 @@ impl Started {
             },
             esim_access_callback_url: None,
             zendit_callback_url: None,
+            airalo_callback_url: None,
+            events: false,
             airalo_places: 200,
         };
         let shutdown = Shutdown::new();
