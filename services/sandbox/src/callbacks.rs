@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    channel::{CallbackChannel, Message, PurchaseCallbacks},
+    channel::{CallbackChannel, CallbackMessage, PurchaseCallbacks},
     ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
@@ -105,7 +105,7 @@ pub(crate) fn usimsa(
     purchase: &LedgerPurchase,
     unit: UnitNumber,
     option_id: &str,
-) -> Vec<Message> {
+) -> Vec<CallbackMessage> {
     let callback = Callback {
         topup_id: unit.to_string(),
         option_id,
@@ -113,7 +113,7 @@ pub(crate) fn usimsa(
         // A made-up URL, so that the callback does not repeat the activation code in it.
         qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
     };
-    vec![Message::of(
+    vec![CallbackMessage::of(
         &serde_json::to_value(callback).unwrap_or_default(),
     )]
 }

@@ -14,20 +14,20 @@ const QUEUE: usize = 10_000;
 pub struct CallbackChannel {
     pub url: Url,
     /// What is posted about a unit of this option, in this order.
-    pub messages: Messages,
+    pub messages: CallbackMessages,
 }
 
-pub type Messages =
-    Box<dyn Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message> + Send + Sync>;
+pub type CallbackMessages =
+    Box<dyn Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<CallbackMessage> + Send + Sync>;
 
 /// A callback.
-pub struct Message {
+pub struct CallbackMessage {
     pub body: String,
     /// The header that holds its signature, if the protocol has one.
     pub signature: Option<(&'static str, String)>,
 }
 
-impl Message {
+impl CallbackMessage {
     /// A message without a signature.
     pub fn of(body: &Value) -> Self {
         Self {

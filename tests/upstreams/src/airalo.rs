@@ -32,7 +32,7 @@ use url::form_urlencoded;
 
 use sandbox::{
     Sandbox, after,
-    channel::Message,
+    channel::CallbackMessage,
     garble::{self, AnswerShape},
     ledger::{Ledger, Repeats},
     profile::{self, UnitNumber},
@@ -657,7 +657,7 @@ async fn usage(
 /// nobody uses there is only the one about our credit.
 pub fn webhooks(
     sandbox: &Sandbox,
-) -> impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message> + use<> {
+) -> impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<CallbackMessage> + use<> {
     let secret = SecretKey::from_bytes(secret(sandbox).into_bytes());
     move |ledger, purchase, unit, option_id| {
         let bodies = bodies(ledger, purchase, unit, option_id);
@@ -666,7 +666,7 @@ pub fn webhooks(
             let signature = secret
                 .as_ref()
                 .map(|secret| airalo::sign(secret, body.as_bytes()));
-            Message {
+            CallbackMessage {
                 signature: signature.ok().map(|text| ("airalo-signature", text)),
                 body,
             }

@@ -31,7 +31,7 @@ use time::{
 use sandbox::{
     Sandbox, SandboxCredentials,
     after::{self, GiveBackResult},
-    channel::Message,
+    channel::CallbackMessage,
     error::SandboxError,
     garble::{self, AnswerShape},
     ledger::Ledger,
@@ -554,7 +554,7 @@ async fn packages(Signed(asked): Signed<Value>) -> Response {
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.
-pub fn made_event(purchase: &LedgerPurchase) -> Message {
+pub fn made_event(purchase: &LedgerPurchase) -> CallbackMessage {
     event(
         purchase,
         "ORDER_STATUS",
@@ -572,7 +572,7 @@ pub fn events_of_use(
     purchase: &LedgerPurchase,
     unit: UnitNumber,
     option_id: &str,
-) -> Vec<Message> {
+) -> Vec<CallbackMessage> {
     let script = script::of(option_id).after;
     if script != AfterDeliveryScript::InUse {
         let test = json!({ "orderNo": "1234567890", "orderStatus": "Test" });
@@ -642,9 +642,9 @@ fn with(mut object: Value, more: &Value) -> Value {
     object
 }
 
-fn event(purchase: &LedgerPurchase, kind: &str, number: u64, more: &Value) -> Message {
+fn event(purchase: &LedgerPurchase, kind: &str, number: u64, more: &Value) -> CallbackMessage {
     let ids = json!({ "orderNo": order_number(purchase), "transactionId": purchase.order_id });
-    Message::of(&json!({
+    CallbackMessage::of(&json!({
         "notifyType": kind,
         "notifyId": format!("N{number}"),
         "eventGenerateTime": purchase.at.format(CREATED).unwrap_or_default(),

@@ -19,7 +19,7 @@ use clap::Parser;
 use runtime::Shutdown;
 use sandbox::{
     FurtherProtocols, SandboxCommand, ServeConfig, callbacks,
-    channel::{CallbackChannel, Message},
+    channel::{CallbackChannel, CallbackMessage},
     ledger::Ledger,
     profile::UnitNumber,
     purchase::LedgerPurchase,
@@ -119,7 +119,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 
 fn channel(
     url: Option<Url>,
-    messages: impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<Message>
+    messages: impl Fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Vec<CallbackMessage>
     + Send
     + Sync
     + 'static,

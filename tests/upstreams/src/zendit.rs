@@ -34,7 +34,7 @@ use url::form_urlencoded;
 use sandbox::{
     Sandbox,
     after::{self, GiveBackResult},
-    channel::Message,
+    channel::CallbackMessage,
     garble::{self, AnswerShape},
     ledger::{Ledger, Repeats},
     profile::{self, UnitNumber},
@@ -514,7 +514,11 @@ pub fn callback(
     purchase: &LedgerPurchase,
     unit: UnitNumber,
     _: &str,
-) -> Vec<Message> {
+) -> Vec<CallbackMessage> {
     let profile = ledger.profile(unit, purchase.at);
-    vec![Message::of(&whole(purchase, "DONE", Some(&profile)))]
+    vec![CallbackMessage::of(&whole(
+        purchase,
+        "DONE",
+        Some(&profile),
+    ))]
 }
