@@ -30,7 +30,7 @@ GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
 GRANT SELECT, DELETE ON archived_orders, refused_requests TO esim_notifier;
-GRANT SELECT (history_id, order_id, at), DELETE ON history TO esim_notifier;
+GRANT SELECT (history_id, order_id, provider, at), DELETE ON history TO esim_notifier;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_notifier;

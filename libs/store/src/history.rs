@@ -206,13 +206,16 @@ pub async fn around(
 }
 
 /// Deletes at most `limit` rows about providers and endpoints that are older than the term of
-/// attempts. Rows about an order end with the order. Returns their number.
+/// attempts, and rows about the system, whose provider is empty, that are older than that of the
+/// record of operators. Rows about an order end with the order. Returns their number.
 pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     let statement = sqlx::query!(
         "DELETE FROM history WHERE history_id = ANY (ARRAY (
              SELECT history_id FROM history
              WHERE order_id IS NULL
                AND at < now() - make_interval(days => (SELECT days FROM walks WHERE name = 'attempts'))
+               AND (provider IS DISTINCT FROM ''
+                    OR at < now() - make_interval(days => (SELECT days FROM walks WHERE name = 'audit')))
              ORDER BY at LIMIT $1))",
         i64::from(limit),
     );

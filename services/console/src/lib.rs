@@ -14,6 +14,7 @@
 //! - No credential is ever shown. An activation code is shown only if `CONSOLE_ACTIVATION_CODES` is
 //!   on, to a role that may see it, and each time is recorded.
 //! - It has no SQL of its own: `desk::operator` answers it and `esimctl` alike.
+//! - What is wrong is noted while it runs, whether or not somebody looks at a page.
 //!
 //! The console is not a stage: nothing waits for it, and it may be stopped at any time. It holds no
 //! state but what is in PostgreSQL, so replicas can run side by side.
@@ -40,7 +41,10 @@ mod view;
 
 use std::time::Duration;
 
-use desk::operator::health::{Finding, FindingKind};
+use desk::operator::health::{
+    Finding, FindingKind,
+    life::{self, FindingWatch},
+};
 use pg::{
     Database,
     schema::{self, SchemaError},
@@ -70,6 +74,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "database",
         watch(app.database().clone(), readiness, shutdown.clone()),
     );
+    shutdown.spawn("findings", note(app.database().clone(), shutdown.clone()));
     if app.provider().is_some() {
         let app = app.clone();
         let look = async move {
@@ -116,6 +121,21 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
                 readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
             }
             Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the record of what was wrong. Beside other consoles each thing is noted once.
+async fn note(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
+    let mut watch = FindingWatch::default();
+    let mut ticks = shutdown.ticks(life::LOOK);
+    while ticks.next().await {
+        let looked = database.run(async |connection| watch.look(connection).await);
+        if let Err(error) = looked.await {
+            // The readiness tells of it in the log.
+            tracing::debug!(%error, "cannot look what is wrong; trying again in some seconds");
+            watch.away(runtime::clock::now(), &error.to_string());
         }
     }
     Ok(())

@@ -14,7 +14,10 @@ use std::{
 
 use accounts::partners;
 use desk::operator::{
-    health::{self, HealthReport},
+    health::{
+        self, HealthReport,
+        life::{self, FindingChange, FindingEvent},
+    },
     partners_lately::{self, PartnerActivity},
 };
 use pg::{
@@ -43,6 +46,8 @@ const CHARTED: Duration = Duration::from_secs(20);
 pub(crate) const MINUTES: i32 = 10;
 /// The most parked purchases that are read to see what is wrong.
 const PARKED: i64 = 100;
+/// For how long the overview tells what was wrong. The record tells it for good.
+const MENDED: Duration = Duration::from_hours(24);
 /// The maximum number of actions of people that are shown.
 const ACTIONS: u32 = 5;
 
@@ -50,6 +55,8 @@ const ACTIONS: u32 = 5;
 pub(crate) struct SystemSnapshot {
     at: Instant,
     pub(crate) report: HealthReport,
+    /// What was mended lately, the newest first.
+    pub(crate) mended: Vec<FindingEvent>,
     /// The last minutes, of everybody and of each provider and endpoint.
     pub(crate) now: MeasureCounts,
     pub(crate) subjects: Vec<(Measure, String, Count)>,
@@ -71,7 +78,7 @@ impl SystemSnapshot {
 impl SystemSnapshot {
     /// A look that has found these things while so much was counted of `sandbox` and in all.
     pub(crate) fn with(findings: Vec<health::Finding>, counted: &Count) -> Self {
-        use desk::operator::health::{stages, waiting::WaitingWork};
+        use desk::operator::health::samples;
         use strum::IntoEnumIterator;
         let at = OffsetDateTime::UNIX_EPOCH;
         let all = Measure::iter().map(|measure| (measure, counted.clone()));
@@ -91,17 +98,10 @@ impl SystemSnapshot {
         Self {
             at: Instant::now(),
             report: HealthReport {
-                at,
-                stages: Vec::<stages::StageProcesses>::new(),
-                waiting: WaitingWork {
-                    at,
-                    queues: BTreeMap::new(),
-                },
                 breakers: vec![breaker],
-                endpoints: Vec::new(),
-                orders: health::answers::OrdersLately::default(),
-                findings,
+                ..samples::report(at, findings)
             },
+            mended: Vec::new(),
             now: all.clone().collect(),
             subjects: all
                 .map(|(measure, count)| (measure, "sandbox".to_owned(), count))
@@ -363,6 +363,9 @@ fn bars(range: Range, figures: &[(OffsetDateTime, MeasureCounts)], now: OffsetDa
 
 async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
     let report = health::examine(&mut *connection, PARKED).await?;
+    let mut mended = life::events(&mut *connection, report.at - MENDED).await?;
+    mended.retain(|one| one.change == FindingChange::Mended);
+    mended.reverse();
     let now = Figures::read(&mut *connection, FigureSpan::Minute, MINUTES, true).await?;
     let actions = actions::list(&mut *connection, &ActionFilter::default(), ACTIONS).await?;
     let named = actions.iter().filter_map(|one| partner_of(&one.target));
@@ -370,6 +373,7 @@ async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error
     let names = partners::names(connection, &named).await?;
     Ok(SystemSnapshot {
         report,
+        mended,
         now: now.sums(),
         subjects: now.by_subject(),
         actions,

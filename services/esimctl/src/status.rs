@@ -392,27 +392,11 @@ fn time_row((at, counts): &(OffsetDateTime, MeasureCounts)) -> TableRow<12> {
 
 #[cfg(test)]
 mod tests {
-    use desk::operator::health::{answers::OrdersLately, samples::samples};
+    use desk::operator::health::samples::{report, samples};
     use time::macros::datetime;
 
     use super::*;
     use crate::doctor::line::{self, Line, Lines};
-
-    /// A look that has found only this.
-    fn report(found: Finding, at: OffsetDateTime) -> HealthReport {
-        HealthReport {
-            at,
-            stages: Vec::new(),
-            waiting: WaitingWork {
-                at,
-                queues: std::collections::BTreeMap::new(),
-            },
-            breakers: Vec::new(),
-            endpoints: Vec::new(),
-            orders: OrdersLately::default(),
-            findings: vec![found],
-        }
-    }
 
     /// `attention` and `status`, their exit status, the doctor's line and its exit status follow
     /// one severity, whatever is found. The console has the same test.
@@ -433,7 +417,7 @@ mod tests {
             let said = lines[0].text();
             assert!(said.contains(word), "{said}");
 
-            let report = report(found, at);
+            let report = report(at, vec![found]);
             assert_eq!(exit_status(&report) == 0, code == 0, "{report:?}");
             let json = findings_json(&report);
             let listed = json[list].as_array().unwrap();

@@ -11,11 +11,14 @@
 //! exhaustive matches, so a kind without an answer to "what, who is affected, what do I do" does
 //! not compile.
 //!
+//! A look shows what is wrong now; [`life`] keeps since when and until when it was.
+//!
 //! Every statement reads by an index and is bounded, so that looking costs little while the system
 //! works under load.
 
 pub mod answers;
 pub mod finding;
+pub mod life;
 pub mod partner;
 pub mod samples;
 pub mod session;
@@ -25,6 +28,7 @@ pub mod waiting;
 pub mod webhooks;
 
 mod examine;
+mod past;
 mod phrases;
 mod slow;
 

@@ -68,6 +68,7 @@ mod further;
 mod health;
 mod history;
 mod known;
+mod life;
 mod machine;
 mod migrations;
 mod nodelay;

@@ -94,7 +94,9 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 47] = rows! {
+const PER_SYSTEM: [(&str, &str); 49] = rows! {
+    "FROM history WHERE provider = '' AND order_id IS NULL AND at >= $1" => "what was wrong with the system lately";
+    "SELECT DISTINCT ON (reason) reason AS" => "what is wrong, as it is noted";
     "WHERE state = 'no_endpoint' ORDER BY provider, at LIMIT 10000" => "the health of the system: webhooks without an address";
     "AND id < $2 AND partner_id = $1" => "a partner's page: what waits of it, in the order of the ids of a narrow table";
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"

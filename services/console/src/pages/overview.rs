@@ -1,8 +1,8 @@
 //! Whether the system works, in its first words; then what is wrong, since when, who is affected
 //! and what to do; then the way of an order in four steps: whether each one lives, what waits for
-//! it, how old that is and how long it takes; then the last hours, providers, endpoints, and what
-//! people have done. What is wrong is what [`desk::operator::health`] finds, as in
-//! `esimctl attention`.
+//! it, how old that is and how long it takes; then what was wrong in the last day, the last hours,
+//! providers, endpoints, and what people have done. What is wrong is what
+//! [`desk::operator::health`] finds, as in `esimctl attention`.
 //!
 //! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks
 //! for itself again.
@@ -13,6 +13,7 @@ use axum_htmx::HxRequest;
 use desk::operator::health::{
     Finding, FindingKind, HealthReport,
     finding::Clock,
+    life::FindingEvent,
     stages::{Stage, StageProcesses},
     waiting::{Drain, QueueBacklog, WaitingQueue},
 };
@@ -43,6 +44,8 @@ const ENDPOINTS: usize = 20;
 /// The maximum number of findings of the page, the worst ones. Their number is in the verdict, and
 /// the page of what needs a person has all: the way of an order has to be in sight below them.
 const FINDINGS: usize = 10;
+/// The maximum number of things of the page that were wrong, the newest ones.
+const MENDED: usize = 20;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -67,6 +70,10 @@ struct Figures {
     /// How many findings are not shown.
     more_issues: usize,
     steps: Vec<StepView>,
+    /// What was wrong in the last day, and is over.
+    mended: Vec<MendedView>,
+    /// How many of it are not shown.
+    more_mended: usize,
     charts: Vec<Chart>,
     providers: Vec<ProviderView>,
     failing: FailingEndpoints,
@@ -83,6 +90,16 @@ struct StepView {
     facts: Vec<(&'static str, String)>,
     life: String,
     last: TimeElement,
+}
+
+struct MendedView {
+    class: &'static str,
+    what: String,
+    since: TimeElement,
+    until: TimeElement,
+    /// Whether it may have ended earlier.
+    at_latest: bool,
+    lasted: String,
 }
 
 struct ProviderView {
@@ -390,6 +407,19 @@ fn sentence(look: &SystemSnapshot) -> String {
     }
 }
 
+/// What was wrong, from when until when.
+fn mended(one: &FindingEvent, times: &Times) -> MendedView {
+    let until = one.span.until.unwrap_or(one.at);
+    MendedView {
+        class: class_of(one.span.severity),
+        what: one.what.clone(),
+        since: times.clock(one.span.since),
+        until: times.clock(until),
+        at_latest: one.span.at_latest,
+        lasted: brief(until - one.span.since),
+    }
+}
+
 fn charts(all: &Bars, range: Range, times: &Times) -> Vec<Chart> {
     let of = |measure: Measure| -> Vec<Option<&Count>> {
         all.iter().map(|(_, counts)| counts.get(&measure)).collect()
@@ -448,6 +478,13 @@ fn figures(
             .into_iter()
             .map(|one| step(one, look, times))
             .collect(),
+        mended: look
+            .mended
+            .iter()
+            .take(MENDED)
+            .map(|one| mended(one, times))
+            .collect(),
+        more_mended: look.mended.len().saturating_sub(MENDED),
         charts: charts(all, range, times),
         providers: providers_of(look, earlier),
         failing: FailingEndpoints {

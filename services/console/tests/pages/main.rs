@@ -9,6 +9,7 @@ mod answers;
 mod connections;
 mod figures;
 mod filters;
+mod life;
 mod lists;
 mod openid;
 mod pages;

@@ -1,7 +1,7 @@
 //! What can be wrong, as codes with their detail.
 
 use domain::{PartnerId, standing::EndpointState};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use store::{
     deliveries::endpoints::ListedEndpoint, figures::Measure, provider_lanes::WaitingLane,
     providers::ProviderBreaker,
@@ -36,7 +36,7 @@ pub struct Finding {
 }
 
 /// How bad it is. Every view and every exit status follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// It ends by itself, or somebody has decided it. Nobody is needed.

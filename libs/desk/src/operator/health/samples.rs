@@ -1,6 +1,8 @@
 //! Each kind of finding in each degree, so that tests of the crates that show findings compare all
 //! of them with the one severity ([`Finding::severity`]). No program uses it.
 
+use std::collections::BTreeMap;
+
 use domain::{
     OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason, standing::EndpointState,
 };
@@ -14,12 +16,14 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::{
+    answers::OrdersLately,
+    examine::HealthReport,
     finding::{
         AffectedEnvironment, Clock, DurabilitySetting, FailingPartner, FailureKind, Finding,
         FindingKind, VERY_LATE, XID_CRITICAL,
     },
     stages::Stage,
-    waiting::SANDBOX,
+    waiting::{SANDBOX, WaitingWork},
 };
 use crate::operator::{give_backs::ListedGiveBack, placements::ListedPlacement};
 
@@ -285,6 +289,22 @@ fn of_servers() -> Vec<FindingKind> {
             percent: 5.0,
         },
     ]
+}
+
+/// A look that has found these, and nothing else.
+pub fn report(at: OffsetDateTime, findings: Vec<Finding>) -> HealthReport {
+    HealthReport {
+        at,
+        stages: Vec::new(),
+        waiting: WaitingWork {
+            at,
+            queues: BTreeMap::new(),
+        },
+        breakers: Vec::new(),
+        endpoints: Vec::new(),
+        orders: OrdersLately::default(),
+        findings,
+    }
 }
 
 /// Each kind in each of its degrees: as it begins, once it has lasted, while the stage is dead that

@@ -1,0 +1,455 @@
+//! The life of findings: when each one opened, changed and was mended, for whoever asks later.
+//!
+//! A look at the system shows what is wrong now, and forgets it. A [`FindingWatch`] looks every
+//! [`LOOK`] and notes in the history what has changed since the look before, so that a fault of the
+//! night is still told in the morning. The console keeps one running, whether or not somebody looks
+//! at its pages, and `esimctl attention --follow` another one. Several of them agree, because they
+//! note under one lock what the history does not say yet.
+//!
+//! A finding is the same one as long as its [key](FindingKind::key) is found. One that comes back
+//! within [`SAME`] was never mended, so what flickers is one finding.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use pg::{Result, TransactionEnd, transaction};
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    examine::{self, HealthReport},
+    finding::{Finding, FindingKind, Severity},
+};
+
+/// The time between two looks, and so how much later than it began or ended something is noted.
+pub const LOOK: Duration = Duration::from_secs(10);
+/// A finding that returns within this time was never mended.
+pub const SAME: Duration = Duration::from_mins(1);
+/// A look that came this late has not seen when something ended.
+const LATE: Duration = Duration::from_secs(20);
+/// The most parked purchases that a look reads.
+const PARKED: i64 = 100;
+/// The most events that are read at once, the newest ones.
+const MOST: i64 = 500;
+/// Held while events are noted, so that several processes note each of them once. The number stands
+/// for nothing else.
+const LOCK: i64 = 0x6669_6e64;
+
+/// What is known of a finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingSpan {
+    pub severity: Severity,
+    /// What was wrong, for when it is over.
+    pub was: String,
+    /// Since when. Where that is not stored it is the look that found it.
+    #[serde(with = "time::serde::rfc3339")]
+    pub since: OffsetDateTime,
+    /// The first look that did not find it any more.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub until: Option<OffsetDateTime>,
+    /// Whether nobody looked shortly before, so that it may have ended earlier.
+    pub at_latest: bool,
+}
+
+/// What became of a finding. It is the kind of a row of the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingChange {
+    #[strum(serialize = "finding_opened")]
+    Opened,
+    /// It is worse or less bad than it was.
+    #[strum(serialize = "finding_changed")]
+    Changed,
+    #[strum(serialize = "finding_mended")]
+    Mended,
+}
+
+impl FindingChange {
+    /// Its name in the database.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// An event in the life of a finding, as it is noted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FindingEvent {
+    #[serde(skip)]
+    pub id: Uuid,
+    /// When it was noted.
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    pub change: FindingChange,
+    pub key: String,
+    /// What is wrong, or what was.
+    pub what: String,
+    #[serde(flatten)]
+    pub span: FindingSpan,
+}
+
+/// An event that is not noted yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NewEvent {
+    change: FindingChange,
+    key: String,
+    what: String,
+    span: FindingSpan,
+}
+
+/// What a process remembers between its looks.
+#[derive(Clone, Debug)]
+pub struct FindingWatch {
+    /// What returns within this time was never mended.
+    same: Duration,
+    /// What the history says is open.
+    open: BTreeMap<String, FindingSpan>,
+    /// The last look, up to which the history was read, and what it has found.
+    looked_at: Option<OffsetDateTime>,
+    seen: BTreeSet<String>,
+    /// What is open and was not found, perhaps for a moment only.
+    gone: BTreeMap<String, Gone>,
+    /// Since when this process could not look, and why.
+    away: Option<(OffsetDateTime, String)>,
+}
+
+/// The first look that did not find something.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    at: OffsetDateTime,
+    /// Whether the look shortly before had found it.
+    was_seen: bool,
+}
+
+impl Default for FindingWatch {
+    fn default() -> Self {
+        Self::new(SAME)
+    }
+}
+
+impl FindingWatch {
+    /// Another time than [`SAME`] is for tests, which cannot wait for a minute.
+    pub fn new(same: Duration) -> Self {
+        Self {
+            same,
+            open: BTreeMap::new(),
+            looked_at: None,
+            seen: BTreeSet::new(),
+            gone: BTreeMap::new(),
+            away: None,
+        }
+    }
+
+    /// Looks, and notes what has opened, changed or been mended since. Returns what it has noted.
+    pub async fn look(&mut self, connection: &mut PgConnection) -> Result<Vec<FindingEvent>> {
+        let report = examine::examine(&mut *connection, PARKED).await?;
+        let from = self.looked_at.map(|at| at - SAME);
+        let noted: Result<Option<(Self, Vec<FindingEvent>)>> =
+            transaction!(connection, "findings::note", |transaction| {
+                let lock = sqlx::query_scalar!(
+                    r#"SELECT pg_try_advisory_xact_lock($1) AS "locked!""#,
+                    LOCK
+                );
+                if !lock.fetch_one(&mut **transaction).await? {
+                    // Somebody else notes now, and this process reads it with its next look.
+                    return Ok(TransactionEnd::Rollback(None));
+                }
+                let mut watch = self.clone();
+                watch.read(&mut *transaction, from).await?;
+                let events = watch.step(&report);
+                let mut noted = Vec::with_capacity(events.len());
+                for event in events {
+                    noted.push(note(transaction, event).await?);
+                }
+                Ok(TransactionEnd::Commit(Some((watch, noted))))
+            });
+        Ok(match noted? {
+            None => Vec::new(),
+            Some((watch, noted)) => {
+                *self = watch;
+                noted
+            }
+        })
+    }
+
+    /// Remembers that this process cannot look. Once it can again, that is noted, if it lasted.
+    pub fn away(&mut self, now: OffsetDateTime, why: &str) {
+        self.away.get_or_insert_with(|| (now, why.to_owned()));
+    }
+
+    /// Reads what the history says is open, or what it says anew since a time.
+    async fn read(
+        &mut self,
+        connection: &mut PgConnection,
+        from: Option<OffsetDateTime>,
+    ) -> Result<()> {
+        let query = sqlx::query!(
+            r#"SELECT DISTINCT ON (reason) reason AS "key!", kind, coalesce(after, before)::text AS span
+               FROM history
+               WHERE provider = '' AND order_id IS NULL AND at >= coalesce($1, '-infinity'::timestamptz)
+               ORDER BY reason, at DESC, kind = 'finding_mended' DESC"#,
+            from,
+        );
+        for row in query.fetch_all(connection).await? {
+            let span = row.span.and_then(|span| serde_json::from_str(&span).ok());
+            match (row.kind.parse(), span) {
+                (Ok(FindingChange::Opened | FindingChange::Changed), Some(span)) => {
+                    self.open.insert(row.key, span);
+                }
+                _ => {
+                    self.open.remove(&row.key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What this look has changed.
+    fn step(&mut self, report: &HealthReport) -> Vec<NewEvent> {
+        let now = report.at;
+        let looked_lately = self.looked_at.is_some_and(|at| now - at <= LATE);
+        let mut events = self.returned(now);
+        let mut found = BTreeSet::new();
+        for one in &report.findings {
+            let key = one.kind.key();
+            // Of two with one key the worse one comes first.
+            if found.insert(key.clone()) {
+                events.extend(self.found(key, one, now));
+            }
+        }
+        let missing = self.open.keys().filter(|key| !found.contains(*key));
+        let missing: Vec<String> = missing.cloned().collect();
+        self.gone.retain(|key, _| missing.contains(key));
+        for key in missing {
+            let was_seen = looked_lately && self.seen.contains(&key);
+            let gone = Gone { at: now, was_seen };
+            let gone = *self.gone.entry(key.clone()).or_insert(gone);
+            if now - gone.at >= self.same
+                && let Some(span) = self.open.remove(&key)
+            {
+                self.gone.remove(&key);
+                events.push(NewEvent {
+                    change: FindingChange::Mended,
+                    what: span.was.clone(),
+                    key,
+                    span: FindingSpan {
+                        until: Some(gone.at),
+                        at_latest: !gone.was_seen,
+                        ..span
+                    },
+                });
+            }
+        }
+        self.looked_at = Some(now);
+        self.seen = found;
+        events
+    }
+
+    fn found(&mut self, key: String, one: &Finding, now: OffsetDateTime) -> Option<NewEvent> {
+        let severity = one.severity();
+        let change = match self.open.get(&key) {
+            None => FindingChange::Opened,
+            Some(span) if span.severity != severity => FindingChange::Changed,
+            Some(_) => return None,
+        };
+        let since = self.open.get(&key).map(|span| span.since);
+        let span = FindingSpan {
+            severity,
+            was: one.kind.was(),
+            since: since.or(one.since).unwrap_or(now).min(now),
+            until: None,
+            at_latest: false,
+        };
+        self.open.insert(key.clone(), span.clone());
+        let what = one.kind.what();
+        Some(NewEvent {
+            change,
+            key,
+            what,
+            span,
+        })
+    }
+
+    /// PostgreSQL could not be read, and can be again: that has opened and was mended. One failed
+    /// look is no outage.
+    fn returned(&mut self, now: OffsetDateTime) -> Vec<NewEvent> {
+        let away = self.away.take();
+        let Some((since, why)) = away.filter(|(since, _)| now - *since >= LOOK) else {
+            return Vec::new();
+        };
+        let one = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
+        let key = one.kind.key();
+        let opened = self.found(key.clone(), &one, now);
+        let mended = self.open.remove(&key).map(|span| NewEvent {
+            change: FindingChange::Mended,
+            key,
+            what: span.was.clone(),
+            span: FindingSpan {
+                until: Some(now),
+                ..span
+            },
+        });
+        opened.into_iter().chain(mended).collect()
+    }
+}
+
+/// Notes an event. A row of the history whose provider is empty is about the system.
+async fn note(
+    transaction: &mut pg::Transaction<'_>,
+    event: NewEvent,
+) -> Result<FindingEvent, sqlx::Error> {
+    let span = serde_json::to_value(&event.span)
+        .unwrap_or_default()
+        .to_string();
+    let is_mended = event.change == FindingChange::Mended;
+    let (before, after) = if is_mended {
+        (Some(span), None)
+    } else {
+        (None, Some(span))
+    };
+    let statement = sqlx::query!(
+        "INSERT INTO history (provider, kind, reason, detail, before, after)
+         VALUES ('', $1, $2, $3, $4::text::jsonb, $5::text::jsonb) RETURNING history_id, at",
+        event.change.as_str(),
+        event.key,
+        event.what,
+        before,
+        after,
+    );
+    let row = statement.fetch_one(&mut **transaction).await?;
+    Ok(FindingEvent {
+        id: row.history_id,
+        at: row.at,
+        change: event.change,
+        key: event.key,
+        what: event.what,
+        span: event.span,
+    })
+}
+
+/// What has opened, changed and been mended since a time, oldest first; the newest [`MOST`].
+pub async fn events(
+    connection: &mut PgConnection,
+    since: OffsetDateTime,
+) -> Result<Vec<FindingEvent>> {
+    let query = sqlx::query!(
+        r#"SELECT history_id, at, kind, reason AS "key!", coalesce(detail, '') AS "what!",
+                  coalesce(after, before)::text AS "span!"
+           FROM history WHERE provider = '' AND order_id IS NULL AND at >= $1
+           ORDER BY at DESC, kind = 'finding_mended' DESC LIMIT $2"#,
+        since,
+        MOST,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter().rev();
+    let events = rows.filter_map(|row| {
+        Some(FindingEvent {
+            id: row.history_id,
+            at: row.at,
+            change: row.kind.parse().ok()?,
+            key: row.key,
+            what: row.what,
+            span: serde_json::from_str(&row.span).ok()?,
+        })
+    });
+    Ok(events.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use time::macros::datetime;
+
+    use super::{super::samples, *};
+
+    const AT: OffsetDateTime = datetime!(2026-11-29 17:50:46 UTC);
+
+    /// What a look at this second changes that finds these.
+    fn look(watch: &mut FindingWatch, second: i64, found: &[&Finding]) -> Vec<NewEvent> {
+        let found = found.iter().map(|one| (*one).clone()).collect();
+        watch.step(&samples::report(
+            AT + time::Duration::seconds(second),
+            found,
+        ))
+    }
+
+    fn changes(events: &[NewEvent]) -> Vec<FindingChange> {
+        events.iter().map(|one| one.change).collect()
+    }
+
+    #[test]
+    fn a_finding_opens_changes_and_is_mended_once() {
+        let mut watch = FindingWatch::default();
+        let samples = samples::samples(AT);
+        let mut blocked = samples
+            .iter()
+            .filter(|one| matches!(one.kind, FindingKind::Blocked { .. }));
+        let is_mild = |one: &&Finding| one.severity() == Severity::Mends;
+        let (mild, grave): (Vec<&Finding>, Vec<&Finding>) = blocked.by_ref().partition(is_mild);
+        let opened = look(&mut watch, 4, &[mild[0]]);
+        assert_eq!(changes(&opened), [FindingChange::Opened]);
+        assert_eq!(opened[0].span.since, AT, "not when it was noticed");
+        assert_eq!(look(&mut watch, 14, &[mild[0]]), []);
+        let changed = look(&mut watch, 24, &[grave[0]]);
+        assert_eq!(changes(&changed), [FindingChange::Changed]);
+        assert_eq!(changed[0].span.severity, grave[0].severity());
+        // It flickers: the minute begins anew.
+        assert_eq!(look(&mut watch, 34, &[]), []);
+        assert_eq!(look(&mut watch, 84, &[grave[0]]), []);
+        assert_eq!(look(&mut watch, 94, &[]), []);
+        assert_eq!(look(&mut watch, 144, &[]), []);
+        let mended = look(&mut watch, 154, &[]);
+        assert_eq!(changes(&mended), [FindingChange::Mended]);
+        let ended = AT + time::Duration::seconds(94);
+        assert_eq!(mended[0].span.until, Some(ended), "not a minute later");
+        assert_eq!(look(&mut watch, 164, &[]), []);
+        let again = look(&mut watch, 174, &[grave[0]]);
+        assert_eq!(changes(&again), [FindingChange::Opened]);
+    }
+
+    #[test]
+    fn an_end_that_nobody_saw_is_the_latest_time() {
+        let samples = samples::samples(AT);
+        for (next, at_latest) in [(10, false), (4_000, true)] {
+            let mut watch = FindingWatch::default();
+            look(&mut watch, 0, &[&samples[0]]);
+            look(&mut watch, next, &[]);
+            let mended = look(&mut watch, next + 60, &[]);
+            assert_eq!(changes(&mended), [FindingChange::Mended]);
+            assert_eq!(mended[0].span.at_latest, at_latest);
+        }
+    }
+
+    #[test]
+    fn an_outage_of_the_database_is_told_once_it_is_over() {
+        let mut watch = FindingWatch::default();
+        watch.away(AT, "no route to host");
+        watch.away(AT + LOOK, "another error");
+        let noted = look(&mut watch, 44, &[]);
+        assert_eq!(
+            changes(&noted),
+            [FindingChange::Opened, FindingChange::Mended]
+        );
+        assert!(noted[0].what.contains("no route to host"), "{noted:?}");
+        assert_eq!(noted[1].span.since, AT);
+        assert_eq!(look(&mut watch, 54, &[]), []);
+        watch.away(AT, "one look");
+        assert_eq!(look(&mut watch, 9, &[]), []);
+    }
+
+    /// An act names it, and its index has the first 100 characters of a word.
+    #[test]
+    fn a_key_is_one_short_word_and_each_finding_was_something() {
+        let mut keys = BTreeSet::new();
+        for one in samples::samples(AT) {
+            let key = one.kind.key();
+            assert!(key.len() <= 100 && !key.contains(char::is_whitespace));
+            assert!(!one.kind.was().is_empty());
+            keys.insert(key);
+        }
+        assert!(keys.len() > 50, "{keys:?}");
+    }
+}
