@@ -60,7 +60,8 @@ TABLE deliveries
     external_order_id text
     traceparent text
     ordered_at timestamp with time zone
-    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at, ordered_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at, ordered_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice), octet_length(external_order_id), octet_length(traceparent)) <= 100000)))
+    terms text
+    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at, ordered_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at, ordered_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice), octet_length(external_order_id), octet_length(traceparent), octet_length(terms)) <= 100000))) NOT VALID
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
@@ -570,7 +571,8 @@ TABLE topups
     provider_option_id text NOT NULL
     state text NOT NULL DEFAULT 'pending'::text
     reason text
-    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason)) <= 100000))
+    terms text
+    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason), octet_length(terms)) <= 100000)) NOT VALID
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
@@ -998,7 +1000,8 @@ VIEW partner_units WITH (security_invoker=true) AS
     d.created_at AS delivery_created_at,
     e.returned_at,
     ((t.state = 'failed'::text) AND (NOT may_be_refused(o.order_id))) AS has_failed,
-    (p.state = 'parked'::text) AS is_parked
+    (p.state = 'parked'::text) AS is_parked,
+    t.terms
    FROM ((((orders o
      JOIN placements p ON ((p.order_id = o.order_id)))
      JOIN topups t ON ((t.placement_id = p.placement_id)))

@@ -1,12 +1,14 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
 //! placement, that of a give-back and that of an endpoint, the kinds of what is remembered,
-//! the rotation of secrets, the names of lanes, how an order is cut into purchases, the standard
-//! fields of a product, the text forms of an eSIM profile, and keys that JSON repeats.
+//! the rotation of secrets, the names of lanes, what an order agrees about its units, how it is cut
+//! into purchases, the standard fields of a product, the text forms of an eSIM profile, and keys
+//! that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
 //! explored by the model checker in `tests/model`.
 
+mod agreed;
 pub mod command;
 pub mod cut;
 pub mod distinct;
@@ -29,6 +31,7 @@ pub mod stored;
 pub mod topup_id;
 pub mod webhook_id;
 
+pub use agreed::{Agreed, StoredAgreed, UnreadableTerms};
 pub use command::Command;
 pub use endpoint_key::EndpointKey;
 pub use give_back::GiveBackState;

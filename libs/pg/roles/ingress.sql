@@ -4,14 +4,14 @@ GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, o
               signed_body_required, created_at, version)
     ON partners TO esim_ingress;
 GRANT SELECT ON options, system, orders, placements TO esim_ingress;
-GRANT SELECT (topup_id, placement_id, position, option_id, state, reason) ON topups TO esim_ingress;
+GRANT SELECT (topup_id, placement_id, position, option_id, state, reason, terms) ON topups TO esim_ingress;
 
 -- All columns of orders, so that a new column needs no grant. This adds little to what ingress may do anyway: it may also
 -- set `created_at` and `erased_at`, which decide nothing about what is bought or delivered. The columns of placements and
 -- topups are listed, because their states do.
 GRANT INSERT ON orders TO esim_ingress;
 GRANT INSERT (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim) ON placements TO esim_ingress;
-GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id) ON topups TO esim_ingress;
+GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id, terms) ON topups TO esim_ingress;
 
 -- It moves placements, fails units and frees an external id only by this function, which refuses all of an order or none. A
 -- lock of an order's row needs the privilege to change a column; this one decides nothing.

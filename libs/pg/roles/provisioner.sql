@@ -1,7 +1,7 @@
 -- The provisioner buys. It reads nothing of partners. It may read profiles only because PostgreSQL demands it for
 -- ON CONFLICT DO UPDATE SET profile = excluded.profile.
 GRANT SELECT ON orders, placements, options, providers TO esim_provisioner;
-GRANT SELECT (topup_id, placement_id, position, option_id, provider_option_id, state, reason)
+GRANT SELECT (topup_id, placement_id, position, option_id, provider_option_id, state, reason, terms)
     ON topups TO esim_provisioner;
 GRANT SELECT ON esims TO esim_provisioner;
 GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
@@ -14,7 +14,7 @@ GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_provisioner;
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
 GRANT UPDATE (iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
 -- It creates the webhooks of eSIMs, whose kind is the default, and no events: triggers make those.
-GRANT INSERT (delivery_id, partner_id, topup_id, order_id, option_id, external_order_id, traceparent, ordered_at)
+GRANT INSERT (delivery_id, partner_id, topup_id, order_id, option_id, terms, external_order_id, traceparent, ordered_at)
     ON deliveries TO esim_provisioner;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;

@@ -157,6 +157,12 @@ impl From<domain::ids::NotAnId> for Error {
     }
 }
 
+impl From<domain::UnreadableTerms> for Error {
+    fn from(error: domain::UnreadableTerms) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
 impl Error {
     /// The error of a pool that had no free connection in time.
     pub fn timed_out() -> Self {

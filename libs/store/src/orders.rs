@@ -13,7 +13,7 @@ mod refusal;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
+use domain::{Agreed, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId};
 use pg::{
     Error, Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
@@ -96,7 +96,7 @@ pub struct NewTopup {
     pub topup_id: TopupId,
     /// The index of the unit in the response, from 0.
     pub position: usize,
-    pub option_id: OptionId,
+    pub agreed: Agreed,
     pub provider_option_id: String,
 }
 
@@ -112,7 +112,7 @@ impl NewTopup {
         Self {
             topup_id,
             position,
-            option_id,
+            agreed: Agreed::new(option_id),
             provider_option_id: provider_option_id.into(),
         }
     }
@@ -179,10 +179,10 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                        AS new (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim)
                    JOIN stored ON stored.order_id = new.order_id
                ), new_topups AS (
-                   INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
-                   SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id
-                   FROM unnest($15::text[], $16::uuid[], $17::uuid[], $18::int[], $19::uuid[], $20::text[])
-                       AS new (topup_id, order_id, placement_id, position, option_id, provider_option_id)
+                   INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id, terms)
+                   SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id, new.terms
+                   FROM unnest($15::text[], $16::uuid[], $17::uuid[], $18::int[], $19::uuid[], $20::text[], $21::text[])
+                       AS new (topup_id, order_id, placement_id, position, option_id, provider_option_id, terms)
                    JOIN stored ON stored.order_id = new.order_id
                )
                SELECT order_id AS "order_id!" FROM stored"#,
@@ -206,6 +206,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &topups.positions,
             &topups.options,
             &topups.provider_options as &[&str],
+            &topups.terms as &[Option<String>],
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
@@ -235,6 +236,7 @@ struct Topups<'a> {
     positions: Vec<i32>,
     options: Vec<Uuid>,
     provider_options: Vec<&'a str>,
+    terms: Vec<Option<String>>,
 }
 
 /// What the first claim of a placement needs, with the units in the order of the response.
@@ -243,7 +245,7 @@ fn first_claim(order: &NewOrder, placement: &NewPlacement) -> FirstClaim {
     topups.sort_unstable_by_key(|topup| topup.position);
     let unit = |topup: &NewTopup| {
         let name = topup.provider_option_id.clone();
-        (topup.topup_id.clone(), topup.option_id, name)
+        (topup.topup_id.clone(), topup.agreed.stored(), name)
     };
     FirstClaim::new(
         &order.external_order_id,
@@ -276,15 +278,17 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
                 let NewTopup {
                     topup_id,
                     position,
-                    option_id,
+                    agreed,
                     provider_option_id,
                 } = topup;
                 topups.ids.push(topup_id.as_str());
                 topups.orders.push(order.order_id.uuid());
                 topups.placements.push(placement.placement_id.uuid());
                 topups.positions.push(signed(*position));
+                let StoredAgreed { option_id, terms } = agreed.stored();
                 topups.options.push(option_id.uuid());
                 topups.provider_options.push(provider_option_id);
+                topups.terms.push(terms);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! sends it, and ingress shows the same fields in self-service.
 
 use accounts::profile::Profile;
-use domain::{OptionId, TopupId};
+use domain::{Agreed, OptionId, TopupId};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -48,15 +48,17 @@ pub struct WebhookBody<'a> {
 impl<'a> WebhookBody<'a> {
     pub fn new(
         topup_id: &'a TopupId,
-        option_id: OptionId,
+        agreed: &'a Agreed,
         external_order_id: &'a str,
         iccid: &'a str,
         profile: &'a Profile,
         qr: &QrUrls,
     ) -> Self {
+        // Every field is named, so that a new one cannot be forgotten.
+        let Agreed { option_id } = agreed;
         Self {
             topup_id,
-            option_id,
+            option_id: *option_id,
             iccid,
             smdp: profile.code.smdp(),
             activate_code: profile.code.matching_id(),
@@ -82,10 +84,10 @@ mod tests {
             code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
             expired_date: "2025-12-31".into(),
         };
-        let option_id = "0197b0a0-0000-7000-8000-000000000001".parse().unwrap();
+        let agreed = Agreed::new("0197b0a0-0000-7000-8000-000000000001".parse().unwrap());
         let body = WebhookBody::new(
             &topup_id,
-            option_id,
+            &agreed,
             "their \"order\" é",
             "8982123456789012345",
             &profile,

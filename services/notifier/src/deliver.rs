@@ -576,7 +576,7 @@ impl Deliver {
                 let qr = &self.settings.qr;
                 let body = WebhookBody::new(
                     &esim.topup_id,
-                    esim.option_id,
+                    &esim.agreed,
                     order,
                     &esim.iccid,
                     &profile,

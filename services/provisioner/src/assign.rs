@@ -118,7 +118,7 @@ pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use domain::{OptionId, TopupIds};
+    use domain::{Agreed, OptionId, TopupIds};
     use proptest::prelude::*;
 
     use super::*;
@@ -128,12 +128,10 @@ mod tests {
         let ids = TopupIds::new([1; 32]);
         options
             .iter()
-            .map(|option| ClaimedTopup {
-                topup_id: ids.next(runtime::clock::now()),
-                option_id: OptionId::new(),
-                provider_option_id: (*option).to_owned(),
-                provider_unit_id: None,
-                pending: true,
+            .map(|option| {
+                let id = ids.next(runtime::clock::now());
+                let agreed = Agreed::new(OptionId::new()).stored();
+                ClaimedTopup::new(id, agreed, (*option).to_owned())
             })
             .collect()
     }

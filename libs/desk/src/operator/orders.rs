@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use domain::{
-    GiveBackState, MaybeStored, PlacementState, Stored, StoredReason,
+    Agreed, GiveBackState, MaybeStored, PlacementState, Stored, StoredAgreed, StoredReason,
     standing::{
         self, DeliveryState, EndpointState, Rows, SilentStages, Standing, Stop, UnitState,
         WebhookFacts, of_webhook,
     },
 };
 use pg::{Error, Result};
-use sqlx::PgConnection;
+use sqlx::{Decode, PgConnection, Postgres, error::BoxDynError, postgres::PgValueRef};
 use store::{Unflushed, with_state};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -113,7 +113,62 @@ impl FurtherWebhook {
     }
 }
 
+/// A [`StoredAgreed`] as JSON.
+struct AgreedColumn(Agreed);
+
+impl Decode<'_, Postgres> for AgreedColumn {
+    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
+        let text = <&str as Decode<Postgres>>::decode(value)?;
+        let stored: StoredAgreed = serde_json::from_str(text)?;
+        Ok(Self(stored.read()?))
+    }
+}
+
+impl From<AgreedColumn> for Agreed {
+    fn from(column: AgreedColumn) -> Self {
+        column.0
+    }
+}
+
 impl TopupView {
+    /// A unit that waits to be bought. Set further fields with `..TopupView::new(…)`.
+    pub fn new(
+        topup_id: String,
+        placement_id: Uuid,
+        agreed: Agreed,
+        provider_option_id: String,
+    ) -> Self {
+        Self {
+            topup_id,
+            agreed,
+            option_name: None,
+            provider_option_id,
+            placement_id,
+            state: Stored::Known(UnitState::Pending),
+            is_parked: false,
+            reason: StoredReason::default(),
+            has_unit: false,
+            iccid: None,
+            ready_at: None,
+            erased_at: None,
+            delivery_id: None,
+            delivery: MaybeStored(None),
+            delivery_attempts: None,
+            delivery_status: None,
+            delivery_error: None,
+            delivered_at: None,
+            delivery_due_at: None,
+            give_back: MaybeStored(None),
+            give_back_attempt: None,
+            give_back_reason: None,
+            give_back_message: None,
+            give_back_asked_at: None,
+            give_back_ended_at: None,
+            returned_at: None,
+            delivered_before: false,
+        }
+    }
+
     /// Its webhook to the first endpoint.
     fn webhook(&self, endpoint: EndpointState) -> Option<WebhookFacts> {
         Some(WebhookFacts {
@@ -180,7 +235,8 @@ pub struct TriedPair {
 pub struct TopupView {
     /// The id of the unit, 26 digits.
     pub topup_id: String,
-    pub option_id: Uuid,
+    #[serde(flatten)]
+    pub agreed: Agreed,
     /// The name of the option in the catalogue now; `None` if the catalogue no longer has it.
     pub option_name: Option<String>,
     /// The provider's name of the option, as the catalogue said when the order was accepted.
@@ -442,7 +498,8 @@ pub async fn read(
         let placements = placements(&mut *connection, head.order_id).await?;
         let query = sqlx::query_as!(
             TopupView,
-            r#"SELECT t.topup_id, t.option_id, t.placement_id,
+            r#"SELECT t.topup_id, t.placement_id,
+                      json_build_object('option_id', t.option_id, 'terms', t.terms)::text AS "agreed!: AgreedColumn",
                       -- A unit whose order may still be refused has not failed yet, as in `partner_units`.
                       CASE WHEN t.state = 'failed' AND may_be_refused(p.order_id) THEN 'pending' ELSE t.state END AS "state!",
                       p.state = 'parked' AS "is_parked!",

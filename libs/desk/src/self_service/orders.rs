@@ -2,7 +2,7 @@
 //! states of placements and topups, because a partner need not know how a purchase works.
 
 use domain::{
-    MaybeStored, OptionId, OrderId, PartnerId, TopupId,
+    Agreed, MaybeStored, OrderId, PartnerId, StoredAgreed, TopupId,
     standing::{self, DeliveryState, Rows, ShownState},
 };
 use pg::Result;
@@ -125,7 +125,7 @@ impl OrderHead {
 pub struct PartnerUnit {
     pub topup_id: TopupId,
     pub external_order_id: String,
-    pub option_id: OptionId,
+    pub agreed: Agreed,
     pub state: PartnerUnitState,
     /// The code and the message with which the provider rejected the purchase.
     pub refusal: Option<(String, String)>,
@@ -158,8 +158,8 @@ macro_rules! units {
     ($connection:expr, $condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
             r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
-                      has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status, refusal_message, iccid,
-                      profile, ready_at, erased_at, returned_at, delivery, delivered_at
+                      terms, has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status,
+                      refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery, delivered_at
                FROM partner_units WHERE "# + $condition
             $(, $argument)*
         )
@@ -167,10 +167,14 @@ macro_rules! units {
         .await?
         .into_iter()
         .map(|row| {
+            let agreed = StoredAgreed {
+                option_id: row.option_id.into(),
+                terms: row.terms,
+            };
             Ok(PartnerUnit {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
-                option_id: row.option_id.into(),
+                agreed: agreed.read()?,
                 state: PartnerUnitState::of(Rows {
                     is_ready: row.ready_at.is_some(),
                     is_returned: row.returned_at.is_some(),

@@ -3,7 +3,7 @@
 //! sandbox account to an endpoint that we cannot reach.
 
 use domain::{
-    OptionId, PartnerId, TopupId, WebhookId,
+    Agreed, PartnerId, StoredAgreed, TopupId, WebhookId,
     event::{self, EventKind},
     standing::EndpointState,
 };
@@ -111,7 +111,7 @@ pub enum WebhookParts {
     /// A ready topup, with its sealed profile.
     Esim {
         topup_id: TopupId,
-        option_id: OptionId,
+        agreed: Agreed,
         external_order_id: String,
         iccid: String,
         profile: Vec<u8>,
@@ -128,6 +128,7 @@ struct Row {
     credential: Option<String>,
     ends_at: Option<OffsetDateTime>,
     option_id: Option<Uuid>,
+    terms: Option<String>,
     external_order_id: Option<String>,
     iccid: Option<String>,
     profile: Option<Vec<u8>>,
@@ -164,9 +165,13 @@ impl Row {
     }
 
     fn esim(self, topup_id: TopupId) -> Option<WebhookParts> {
+        let agreed = StoredAgreed {
+            option_id: self.option_id?.into(),
+            terms: self.terms,
+        };
         Some(WebhookParts::Esim {
             topup_id,
-            option_id: self.option_id?.into(),
+            agreed: agreed.read().ok()?,
             external_order_id: self.external_order_id?,
             iccid: self.iccid.unwrap_or_default(),
             profile: self.profile?,
@@ -209,7 +214,8 @@ pub async fn webhooks(
     let query = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
-                  d.credential, d.ends_at, t.option_id AS "option_id?", o.external_order_id AS "external_order_id?",
+                  d.credential, d.ends_at, t.option_id AS "option_id?", t.terms AS "terms?",
+                  o.external_order_id AS "external_order_id?",
                   e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
                   l.refusal_status, l.refusal_message,
                   o.refused_at IS NULL AND is_unconfirmed(d.kind, NULL, o.answer_by) AS "undecided!",

@@ -10,7 +10,8 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::{
-    DeliveryId, EndpointId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId,
+    Agreed, DeliveryId, EndpointId, EndpointKey, OrderId, PartnerId, StoredAgreed, TopupId,
+    WebhookId,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
@@ -90,7 +91,7 @@ pub struct EsimContent {
     pub topup_id: TopupId,
     pub order_id: OrderId,
     pub external_order_id: String,
-    pub option_id: OptionId,
+    pub agreed: Agreed,
     pub iccid: String,
     /// The sealed profile; empty if it was erased.
     pub profile: Vec<u8>,
@@ -302,6 +303,7 @@ struct Row {
     order_id: Option<Uuid>,
     external_order_id: Option<String>,
     option_id: Option<Uuid>,
+    terms: Option<String>,
     traceparent: Option<String>,
     age: Option<f64>,
     iccid: Option<String>,
@@ -347,7 +349,7 @@ async fn read(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
                   d.credential, d.ends_at, d.notice::text AS notice, d.topup_id, d.order_id,
-                  o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", o.traceparent,
+                  o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", t.terms AS "terms?", o.traceparent,
                   extract(epoch FROM now() - o.created_at)::float8 AS age,
                   e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
                   extract(epoch FROM now() - e.ready_at)::float8 AS ready_age,
@@ -491,11 +493,15 @@ impl Row {
     }
 
     fn esim(&mut self) -> Option<EsimContent> {
+        let agreed = StoredAgreed {
+            option_id: self.option_id?.into(),
+            terms: self.terms.take(),
+        };
         Some(EsimContent {
             topup_id: self.topup_id.take()?.parse().ok()?,
             order_id: self.order_id?.into(),
             external_order_id: self.external_order_id.take()?,
-            option_id: self.option_id?.into(),
+            agreed: agreed.read().ok()?,
             // These are null only if the data is damaged or the profile erased. Then opening the
             // empty profile fails, and only this delivery fails with it.
             iccid: self.iccid.take().unwrap_or_default(),

@@ -14,7 +14,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId};
+use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, StoredAgreed};
 use pg::{Result, age, seconds, unsigned, uuids};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -30,6 +30,7 @@ struct Row {
     order_id: Uuid,
     external_order_id: String,
     option_id: Uuid,
+    terms: Option<String>,
     traceparent: Option<String>,
     age: f64,
     iccid: String,
@@ -54,7 +55,7 @@ pub async fn claim_known(
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.schedule_start, d.topup_id AS "topup_id!", d.order_id AS "order_id!",
-                  d.external_order_id AS "external_order_id!", d.option_id AS "option_id!", d.traceparent,
+                  d.external_order_id AS "external_order_id!", d.option_id AS "option_id!", d.terms, d.traceparent,
                   extract(epoch FROM now() - d.ordered_at)::float8 AS "age!", e.iccid AS "iccid!",
                   e.profile AS "profile!", extract(epoch FROM now() - e.ready_at)::float8 AS "ready_age!",
                   now() AS "now!"
@@ -87,6 +88,10 @@ impl Row {
         endpoint: EndpointKey,
         target: Arc<DeliveryTarget>,
     ) -> Option<ClaimedDelivery> {
+        let agreed = StoredAgreed {
+            option_id: self.option_id.into(),
+            terms: self.terms,
+        };
         Some(ClaimedDelivery {
             id: self.delivery_id.into(),
             partner_id: PartnerId::from(self.partner_id),
@@ -99,7 +104,7 @@ impl Row {
                 topup_id: self.topup_id.parse().ok()?,
                 order_id: self.order_id.into(),
                 external_order_id: self.external_order_id,
-                option_id: self.option_id.into(),
+                agreed: agreed.read().ok()?,
                 iccid: self.iccid,
                 profile: self.profile,
                 erased: false,

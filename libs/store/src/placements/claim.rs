@@ -13,7 +13,7 @@ use std::{
 };
 
 use domain::{
-    OptionId, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId,
+    OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, StoredAgreed, TopupId,
     reason::ReasonCode, standing::UnitState,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned, uuids};
@@ -21,7 +21,10 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Activity, AttemptOutcome, FirstClaim, PlacementSettlement, first::report_to, settle};
+use super::{
+    Activity, AttemptOutcome, FirstClaim, KnownColumns, PlacementSettlement, first::report_to,
+    settle,
+};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,15 +96,77 @@ pub struct ClaimedPlacement {
     pub topups: Vec<ClaimedTopup>,
 }
 
+impl ClaimedPlacement {
+    /// A fresh placement whose first attempt was recorded right now. Set further fields with
+    /// `..ClaimedPlacement::new(…)`.
+    pub fn new(
+        placement_id: PlacementId,
+        order_id: OrderId,
+        partner_id: PartnerId,
+        external_order_id: String,
+        ordered_at: OffsetDateTime,
+        topups: Vec<ClaimedTopup>,
+    ) -> Self {
+        Self {
+            placement_id,
+            order_id,
+            partner_id,
+            external_order_id,
+            ordered_at,
+            lane: String::new(),
+            was: PlacementState::Accepted,
+            claim: PlacementClaim::Fresh,
+            attempt: 1,
+            attempt_age: Duration::ZERO,
+            age: Duration::ZERO,
+            placed_age: None,
+            unknowns: 0,
+            call_may_be_in_flight: true,
+            report_to: None,
+            traceparent: None,
+            reference: None,
+            topups,
+        }
+    }
+
+    /// What the eSIMs and deliveries of its units repeat, for the lean settlement.
+    pub fn known_columns(&self, provider: &str, is_proved_by_look_up: bool) -> KnownColumns {
+        let agreed = |topup: &ClaimedTopup| (topup.topup_id.clone(), topup.agreed.clone());
+        KnownColumns {
+            order_id: self.order_id,
+            partner_id: self.partner_id,
+            provider: provider.to_owned(),
+            external_order_id: self.external_order_id.clone(),
+            ordered_at: self.ordered_at,
+            traceparent: self.traceparent.clone(),
+            agreed: self.topups.iter().map(agreed).collect(),
+            is_proved_by_look_up,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
     pub topup_id: TopupId,
-    pub option_id: OptionId,
+    pub agreed: StoredAgreed,
     pub provider_option_id: String,
     /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,
     /// Whether it still waits for a profile.
     pub pending: bool,
+}
+
+impl ClaimedTopup {
+    /// A unit that no provider has named yet.
+    pub fn new(topup_id: TopupId, agreed: StoredAgreed, provider_option_id: String) -> Self {
+        Self {
+            topup_id,
+            agreed,
+            provider_option_id,
+            provider_unit_id: None,
+            pending: true,
+        }
+    }
 }
 
 /// A row of the result: one topup of a claimed placement, with the columns of the placement
@@ -127,6 +192,7 @@ struct Row {
     position: i32,
     topup_id: String,
     option_id: Uuid,
+    terms: Option<String>,
     provider_option_id: String,
     provider_unit_id: Option<String>,
     state: Stored<UnitState>,
@@ -392,34 +458,26 @@ struct Begun {
 }
 
 impl Begun {
-    fn claimed(self, first: FirstClaim, claim: PlacementClaim) -> ClaimedPlacement {
+    fn claimed(self, mut first: FirstClaim, claim: PlacementClaim) -> ClaimedPlacement {
         let age = age(self.age);
-        let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
-            topup_id,
-            option_id,
-            provider_option_id,
-            provider_unit_id: None,
-            pending: true,
-        };
+        let report_to = first.report_to(self.age);
+        let units = first.take_units();
+        let topups = units.map(|(id, agreed, product)| ClaimedTopup::new(id, agreed, product));
         ClaimedPlacement {
-            placement_id: self.placement_id.into(),
-            order_id: self.order_id.into(),
-            partner_id: self.partner_id.into(),
-            ordered_at: self.created_at,
             lane: self.lane,
-            was: PlacementState::Accepted,
             claim,
             attempt: unsigned(self.attempt),
-            attempt_age: Duration::ZERO,
             age,
-            placed_age: None,
-            unknowns: 0,
-            call_may_be_in_flight: true,
-            report_to: first.report_to(self.age),
-            external_order_id: first.external_order_id,
+            report_to,
             traceparent: first.traceparent,
-            reference: None,
-            topups: first.units.into_iter().map(topup).collect(),
+            ..ClaimedPlacement::new(
+                self.placement_id.into(),
+                self.order_id.into(),
+                self.partner_id.into(),
+                first.external_order_id,
+                self.created_at,
+                topups.collect(),
+            )
         }
     }
 }
@@ -457,8 +515,8 @@ async fn read(
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
                   p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
                   o.answering, extract(epoch FROM o.answer_by - now())::float8 AS "answer_for!", o.traceparent,
-                  p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
-                  e.provider_unit_id AS "provider_unit_id?",
+                  p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.terms,
+                  t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
            FROM unnest($1::uuid[], $2::int[]) AS unread (placement_id, begun)
            JOIN placements p ON p.placement_id = unread.placement_id
@@ -553,12 +611,15 @@ fn placement(row: &Row, claim: PlacementClaim) -> Result<ClaimedPlacement> {
 }
 
 fn topup(row: &Row) -> Result<ClaimedTopup> {
-    Ok(ClaimedTopup {
-        topup_id: row.topup_id.parse()?,
+    let agreed = StoredAgreed {
         option_id: row.option_id.into(),
-        provider_option_id: row.provider_option_id.clone(),
+        terms: row.terms.clone(),
+    };
+    let product = row.provider_option_id.clone();
+    Ok(ClaimedTopup {
         provider_unit_id: row.provider_unit_id.clone(),
         pending: row.state.readable()? == UnitState::Pending,
+        ..ClaimedTopup::new(row.topup_id.parse()?, agreed, product)
     })
 }
 

@@ -2,9 +2,9 @@
 //! orders writes it onto the placement's row, so that the claim opens no other table. The tables
 //! `orders` and `topups` hold the same, and are read where it is missing.
 
-use std::time::Duration;
+use std::{iter, mem, time::Duration};
 
-use domain::{OptionId, TopupId};
+use domain::{OptionId, StoredAgreed, TopupId};
 use pg::signed;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -26,24 +26,36 @@ pub(crate) struct FirstClaim {
     #[serde(rename = "ms")]
     answer_within: i32,
     /// In the order of the response: the topup, its option, and the provider's name of the product.
-    pub units: Vec<(TopupId, OptionId, String)>,
+    units: Vec<(TopupId, OptionId, String)>,
+    /// The terms of these units, in the same order; left out if none of them has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    terms: Vec<Option<String>>,
 }
 
 impl FirstClaim {
-    /// Of a new order, for a placement with these units.
+    /// Of a new order, for a placement with these units: the topup, what is agreed about it, and
+    /// the provider's name of the product.
     pub fn new(
         external_order_id: &str,
         traceparent: Option<&str>,
         answering: Option<Uuid>,
         answer_within: Duration,
-        units: Vec<(TopupId, OptionId, String)>,
+        units: Vec<(TopupId, StoredAgreed, String)>,
     ) -> Self {
+        let mut terms = Vec::new();
+        if units.iter().any(|(_, agreed, _)| agreed.terms.is_some()) {
+            terms.extend(units.iter().map(|(_, agreed, _)| agreed.terms.clone()));
+        }
+        let unit = |(topup, agreed, product): (TopupId, StoredAgreed, String)| {
+            (topup, agreed.option_id, product)
+        };
         Self {
             external_order_id: external_order_id.to_owned(),
             traceparent: traceparent.map(str::to_owned),
             answering,
             answer_within: signed(answer_within.as_millis()),
-            units,
+            units: units.into_iter().map(unit).collect(),
+            terms,
         }
     }
 
@@ -59,6 +71,16 @@ impl FirstClaim {
         serde_json::from_str(text).ok()
     }
 
+    /// Its units, as they were passed to [`Self::new`]. It no longer has them afterwards.
+    pub fn take_units(&mut self) -> impl Iterator<Item = (TopupId, StoredAgreed, String)> + use<> {
+        let terms = mem::take(&mut self.terms).into_iter();
+        let terms = terms.chain(iter::repeat(None));
+        let units = mem::take(&mut self.units).into_iter().zip(terms);
+        units.map(|((topup_id, option_id, product), terms)| {
+            (topup_id, StoredAgreed { option_id, terms }, product)
+        })
+    }
+
     /// See [`report_to`]; `age` is that of the order, in seconds.
     pub fn report_to(&self, age: f64) -> Option<Uuid> {
         report_to(self.answering, f64::from(self.answer_within) / 1000.0 - age)
@@ -72,4 +94,34 @@ impl FirstClaim {
 /// of work without a message.
 pub(super) fn report_to(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
     answering.filter(|_| rest > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::TopupIds;
+
+    use super::*;
+
+    #[test]
+    fn terms_come_back_with_their_unit_and_take_no_room_where_there_are_none() {
+        let topups = TopupIds::new([0; 32]);
+        let unit = |terms: Option<&str>| {
+            let topup = topups.next(time::OffsetDateTime::UNIX_EPOCH);
+            let agreed = StoredAgreed {
+                option_id: OptionId::new(),
+                terms: terms.map(str::to_owned),
+            };
+            (topup, agreed, "product".to_owned())
+        };
+        for (units, has_terms) in [
+            (vec![unit(None), unit(None)], false),
+            (vec![unit(None), unit(Some(r#"{"made_up":1}"#))], true),
+        ] {
+            let first = FirstClaim::new("order", None, None, Duration::ZERO, units.clone());
+            let text = first.text().unwrap();
+            assert_eq!(text.contains("terms"), has_terms, "{text}");
+            let read: Vec<_> = FirstClaim::parse(&text).unwrap().take_units().collect();
+            assert_eq!(read, units);
+        }
+    }
 }

@@ -24,7 +24,7 @@ use store::Unflushed;
 use store::deliveries::{self, ClaimedDelivery, DeliveryContent, EsimContent};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
-    self, Activity, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim,
+    self, Activity, AttemptOutcome, ClaimedPlacement, ClaimedTopup, PlacementClaim,
     PlacementSettlement, Progress, ReadyProfile, SettledUnit, SettlementEffect,
 };
 use store::work::{self, WorkLook};
@@ -484,17 +484,26 @@ pub fn settlement(
 /// it can.
 pub fn fresh(order: &NewOrder, mut settlement: PlacementSettlement) -> PlacementSettlement {
     let units = order.placements.iter().flat_map(|part| &part.topups);
-    let options = units.map(|unit| (unit.topup_id.clone(), unit.option_id));
-    settlement.known = Some(KnownColumns {
-        order_id: order.order_id,
-        partner_id: order.partner_id,
-        provider: PROVIDER.to_owned(),
-        external_order_id: order.external_order_id.clone(),
-        ordered_at: runtime::clock::now(),
-        traceparent: order.traceparent.clone(),
-        options: options.collect(),
-        is_proved_by_look_up: false,
+    let claimed = units.map(|unit| {
+        let agreed = unit.agreed.stored();
+        ClaimedTopup::new(
+            unit.topup_id.clone(),
+            agreed,
+            unit.provider_option_id.clone(),
+        )
     });
+    let claimed = ClaimedPlacement {
+        traceparent: order.traceparent.clone(),
+        ..ClaimedPlacement::new(
+            settlement.placement_id,
+            order.order_id,
+            order.partner_id,
+            order.external_order_id.clone(),
+            runtime::clock::now(),
+            claimed.collect(),
+        )
+    };
+    settlement.known = Some(claimed.known_columns(PROVIDER, false));
     settlement
 }
 

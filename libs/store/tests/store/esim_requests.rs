@@ -88,7 +88,7 @@ impl Bench {
         .await
     }
 
-    async fn claim_requests(&self) -> Vec<ClaimedRequest> {
+    pub async fn claim_requests(&self) -> Vec<ClaimedRequest> {
         let mut connection = self.connection().await;
         let rows = due_requests(&mut connection).await;
         esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, RequestClaim::Due)

@@ -22,13 +22,13 @@ const URL: &str = "https://partner.example/hook";
 const YOUNGER_THAN: Duration = Duration::from_mins(1);
 
 /// What a notifier remembers of a claim.
-struct Known {
+pub struct Known {
     version: i64,
     targets: HashMap<EndpointId, Arc<DeliveryTarget>>,
 }
 
 impl Known {
-    fn of(claimed: &ClaimResult) -> Option<Self> {
+    pub fn of(claimed: &ClaimResult) -> Option<Self> {
         let (.., validity) = claimed.targets.first()?;
         let targets = claimed.targets.iter();
         let targets = targets.map(|(id, target, _)| (*id, Arc::clone(target)));
@@ -51,7 +51,7 @@ impl Bench {
         topups(&order)
     }
 
-    async fn read_all(&self, topups: &[TopupId]) -> ClaimResult {
+    pub async fn read_all(&self, topups: &[TopupId]) -> ClaimResult {
         let claim = DeliveryClaim::Fresh {
             younger_than: YOUNGER_THAN,
         };
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     /// The deliveries that the lean claim returns.
-    async fn known(&self, topups: &[TopupId], known: &Known) -> Vec<DeliveryId> {
+    pub async fn known(&self, topups: &[TopupId], known: &Known) -> Vec<DeliveryId> {
         let version = known.version;
         let target = |id, _| known.targets.get(&id).cloned();
         let mut connection = self.connection().await;
@@ -97,7 +97,7 @@ async fn the_lean_claim_reads_what_the_other_one_reads() {
         assert_eq!((&one.target, one.endpoint), (&same.target, same.endpoint));
         let told = |delivery| {
             let esim = esim(delivery).clone();
-            let ids = (esim.topup_id, esim.order_id, esim.option_id);
+            let ids = (esim.topup_id, esim.order_id, esim.agreed);
             (ids, esim.external_order_id, esim.iccid, esim.profile)
         };
         assert_eq!(told(one), told(same));
@@ -114,7 +114,7 @@ async fn what_the_lean_claim_cannot_read_is_left_to_the_other_one() {
     let mut left = Vec::new();
     for change in [
         // An operator has entered it.
-        "UPDATE deliveries SET option_id = NULL, external_order_id = NULL, ordered_at = NULL WHERE topup_id = $1",
+        "UPDATE deliveries SET option_id = NULL, terms = NULL, external_order_id = NULL, ordered_at = NULL WHERE topup_id = $1",
         "UPDATE esims SET profile = NULL, erased_at = now() WHERE topup_id = $1",
         "UPDATE deliveries SET attempt = 1 WHERE topup_id = $1",
         "UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1",

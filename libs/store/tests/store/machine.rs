@@ -40,7 +40,7 @@ pub fn route(order: &mut NewOrder, alternatives: u32) {
     for rank in 1..=alternatives {
         let options = placement.topups.iter().map(|topup| {
             let option = format!("{NEXT}-{rank}-{}", topup.position);
-            (topup.option_id, option)
+            (topup.agreed.option_id, option)
         });
         let options = options.collect();
         placement.alternatives.push(Alternative {

@@ -84,7 +84,7 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     assert_eq!(found.topups.len(), 4);
     for (stored, (part, topup)) in found.topups.iter().zip(units) {
         assert_eq!(stored.topup_id, topup.topup_id.as_str());
-        assert_eq!(stored.option_id, topup.option_id.uuid());
+        assert_eq!(stored.agreed, topup.agreed);
         assert_eq!(stored.placement_id, part.placement_id.uuid());
         assert_eq!(stored.state.as_str(), "pending");
     }

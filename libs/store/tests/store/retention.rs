@@ -427,7 +427,7 @@ const KEPT_TYPES: [&str; 5] = [
 ];
 /// The columns of other types that stay filled, each with the reason. All others of these tables
 /// must be NULL afterwards.
-const KEPT: [(&str, &str, &str); 13] = testkit::rows! {
+const KEPT: [(&str, &str, &str); 14] = testkit::rows! {
     "orders", "external_order_id" => "The partner must not use the id for a second order.";
     "placements", "provider" => "It shows where a late purchase belongs.";
     "placements", "lane" => "It consists of ids of products.";
@@ -436,6 +436,7 @@ const KEPT: [(&str, &str, &str); 13] = testkit::rows! {
     "topups", "topup_id" => "The partner knows the unit by it.";
     "topups", "provider_option_id" => "It shows what was bought.";
     "topups", "state" => "States are kept.";
+    "topups", "terms" => "They say what the partner was promised about the unit, and nothing of a person.";
     "esims", "topup_id" => "The partner knows the unit by it.";
     "esims", "provider" => "It shows where the unit belongs.";
     "esims", "provider_unit_id" => "No unit is assigned twice.";

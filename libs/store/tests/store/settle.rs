@@ -86,6 +86,56 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     }
 }
 
+/// A column that only one of the two statements for purchases fills in would be missed by nobody
+/// but the notifier. And what an order agrees about a unit comes whole to its delivery on each way:
+/// also what this version does not know.
+#[tokio::test]
+async fn both_statements_for_purchases_fill_in_the_same_columns() {
+    const TERMS: &str = r#"{"made_up":1}"#;
+    let bench = Bench::new().await;
+    let mut filled = Vec::new();
+    for (is_fresh, first_claim) in [(false, false), (true, false), (true, true)] {
+        let order = NewOrder {
+            traceparent: Some("00-1-2-01".to_owned()),
+            ..order(PartnerId::new(), 1)
+        };
+        let order = bench.stored(order).await;
+        let (id, topup) = (placement(&order), &topups(&order)[0]);
+        let agree = r#"UPDATE topups SET terms = '{"made_up":1}' WHERE topup_id = $1"#;
+        bench.set(agree, topup).await;
+        let agree = if first_claim {
+            r#"UPDATE placements SET first_claim = (first_claim::jsonb || '{"terms": ["{\"made_up\":1}"]}')::text
+               WHERE placement_id::text = $1"#
+        } else {
+            "UPDATE placements SET first_claim = NULL WHERE placement_id::text = $1"
+        };
+        bench.set(agree, id).await;
+        let claimed = bench.claim(&[id]).await;
+        let mut purchase = bought(id, 1, vec![ready(topup)], true);
+        if is_fresh {
+            purchase.known = Some(claimed[0].known_columns(PROVIDER, false));
+        }
+        bench.settle(&[purchase]).await;
+        let columns: String = bench
+            .value(
+                "SELECT string_agg(key, ' ' ORDER BY key)
+                 FROM topups t JOIN esims e USING (topup_id) JOIN deliveries d USING (topup_id, option_id, terms),
+                      jsonb_each(jsonb_strip_nulls(jsonb_build_object('e', to_jsonb(e), 'd', to_jsonb(d)))) part (name, whole),
+                      jsonb_object_keys(whole) key
+                 WHERE t.topup_id = $1",
+                topup,
+            )
+            .await;
+        filled.push(columns);
+        let terms: String = bench
+            .value("SELECT terms FROM deliveries WHERE topup_id = $1", topup)
+            .await;
+        assert_eq!(terms, TERMS, "{is_fresh} {first_claim}");
+    }
+    assert_eq!(filled[0], filled[1]);
+    assert_eq!(filled[0], filled[2]);
+}
+
 #[tokio::test]
 async fn a_delivery_is_born_due_after_the_answer() {
     let bench = Bench::new().await;

@@ -1,14 +1,22 @@
-//! An upgrade of a database with rows: no row and no value of it is lost. It begins with the
-//! baseline, the first migration, and goes through all that came after it and one more, of the kind
-//! that comes next.
+//! An upgrade of a database with rows: no row and no value of it is lost. It begins with the schema
+//! of each earlier version, and goes through all migrations that came after it and one more, of the
+//! kind that comes next. And what earlier programs do before and after it is understood.
 
+use desk::self_service;
+use domain::{Agreed, PartnerId, TopupId};
 use pg::schema::{self, LockPatience};
+use serde_json::{Value, json};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr};
+use store::orders::NewOrder;
 
-use crate::bench::{Bench, execute};
+use crate::bench::{
+    Bench, PROVIDER, Told, answered, bought, delivery_id, esim, execute, fresh, iccid, placement,
+    ready, topups,
+};
+use crate::known::Known;
 
-/// Columns of the baseline that a later migration has removed under `-- contract: why`.
+/// Columns of an earlier schema that a later migration has removed under `-- contract: why`.
 const CONTRACTED: [&str; 0] = [];
 
 /// What the next migration might do, with the index that it would build by another one. No real
@@ -25,11 +33,12 @@ async fn apply(connection: &mut PgConnection, migrations: Vec<Migration>) {
         .unwrap();
 }
 
-/// A database with the schema of the baseline.
-async fn baseline() -> Bench {
+/// A database with the schema of an earlier version; 1 is that of the baseline.
+async fn at(version: i64) -> Bench {
     let bench = Bench::empty().await;
-    let first = schema::migrations().iter().take(1).cloned().collect();
-    apply(&mut *bench.connection().await, first).await;
+    let known = schema::migrations().iter();
+    let known = known.filter(|one| one.version <= version).cloned();
+    apply(&mut *bench.connection().await, known.collect()).await;
     bench
 }
 
@@ -130,8 +139,13 @@ async fn values(connection: &mut PgConnection, column: &Column) -> String {
 
 /// Values in every column of every table: each of them is there afterwards, in the same place.
 #[tokio::test]
-async fn an_upgrade_of_a_database_of_the_baseline_loses_no_row_and_no_value() {
-    let bench = baseline().await;
+async fn an_upgrade_of_each_earlier_schema_loses_no_row_and_no_value() {
+    for version in 1..schema::latest() {
+        loses_nothing(at(version).await).await;
+    }
+}
+
+async fn loses_nothing(bench: Bench) {
     let mut owner = bench.connection().await;
     let before = columns(&mut owner).await;
     // The rows name nothing that is there, which triggers would refuse.
@@ -173,6 +187,130 @@ async fn an_upgrade_of_a_database_of_the_baseline_loses_no_row_and_no_value() {
     assert_eq!(gone, CONTRACTED);
     let index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'orders_made_up'::regclass";
     assert_eq!(shown(&mut owner, index).await, "(t)");
+}
+
+/// What the order agrees about its only unit.
+fn agreed(order: &NewOrder) -> &Agreed {
+    &order.placements[0].topups[0].agreed
+}
+
+/// What programs of schemas 1 and 2 read of a placement that they claim first.
+fn first_claim_before(order: &NewOrder) -> Value {
+    let topup = &order.placements[0].topups[0];
+    let option = agreed(order).option_id;
+    json!({
+        "order": order.external_order_id, "ms": 0,
+        "units": [[topup.topup_id, option, topup.provider_option_id]],
+    })
+}
+
+/// An order of one unit, in the rows in which programs of schemas 1 and 2 store it.
+async fn ordered_before(ingress: &mut PgConnection, partner: PartnerId) -> NewOrder {
+    let order = answered(partner, 1);
+    let order_id = order.order_id;
+    let external = &order.external_order_id;
+    let placement = placement(&order);
+    let topup = &topups(&order)[0];
+    let option = agreed(&order).option_id;
+    let first_claim = first_claim_before(&order);
+    let rows = format!(
+        "INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
+         VALUES ('{order_id}', '{partner}', '{external}', now());
+         INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, first_claim)
+         VALUES ('{placement}', '{order_id}', '{partner}', '{PROVIDER}', 'lane', '{first_claim}');
+         INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+         VALUES ('{topup}', '{placement}', 0, '{option}', 'option-0');"
+    );
+    execute(ingress, &rows).await;
+    order
+}
+
+/// Buys an order of one unit as programs of schemas 1 and 2 do: claims it and settles it.
+async fn bought_before(provisioner: &mut PgConnection, order: &NewOrder) {
+    let order_id = order.order_id;
+    let external = &order.external_order_id;
+    let placement = placement(order);
+    let topup = &topups(order)[0];
+    let delivery = delivery_id(topup);
+    let iccid = iccid(topup);
+    let iccid = iccid.as_str();
+    let partner = order.partner_id;
+    let option = agreed(order).option_id;
+    let rows = format!(
+        "UPDATE placements SET state = 'placing', attempt = 1, attempted_at = now() WHERE placement_id = '{placement}';
+         UPDATE placements SET state = 'placed', placed_at = now(), first_claim = NULL WHERE placement_id = '{placement}';
+         INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+         VALUES ('{topup}', '{PROVIDER}', '{topup}', '{iccid}', 'sealed', now(), '{delivery}');
+         INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id, external_order_id, ordered_at)
+         VALUES ('{delivery}', '{partner}', '{topup}', '{order_id}', '{option}', '{external}', now());"
+    );
+    execute(provisioner, &rows).await;
+}
+
+/// Orders of before an upgrade, and those that programs of before store beside newer ones, are
+/// bought, sent and told as they were agreed. These programs also buy what a newer one has stored.
+#[tokio::test]
+async fn orders_of_earlier_schemas_are_bought_delivered_and_told_after_the_upgrade() {
+    // Those whose programs know no terms.
+    for version in [1, 2] {
+        let bench = at(version).await;
+        let partner = bench.partner(Some("https://partner.example/hook")).await;
+        let mut owner = bench.connection().await;
+        let accepted = ordered_before(&mut owner, partner).await;
+        let sent = ordered_before(&mut owner, partner).await;
+        bought_before(&mut owner, &sent).await;
+        if version == 2 {
+            let report = format!(
+                "SELECT report_of_esim('{PROVIDER}', '{}', NULL, 'N1', 'it says something')",
+                topups(&sent)[0]
+            );
+            assert_eq!(shown(&mut owner, &report).await, "(t)");
+        }
+        schema::migrate(&mut owner).await.unwrap();
+
+        let mut ingress = role(&bench, "ingress").await;
+        let mut provisioner = role(&bench, "provisioner").await;
+        let accepted_beside = ordered_before(&mut ingress, partner).await;
+        let sent_beside = ordered_before(&mut ingress, partner).await;
+        bought_before(&mut provisioner, &sent_beside).await;
+        let newer = NewOrder {
+            answering: None,
+            ..answered(partner, 1)
+        };
+        let newer = bench.stored(newer).await;
+        let first_claim = "SELECT first_claim FROM placements WHERE placement_id::text = $1";
+        let first_claim: String = bench.value(first_claim, placement(&newer)).await;
+        let first_claim: Value = serde_json::from_str(&first_claim).unwrap();
+        assert_eq!(first_claim, first_claim_before(&newer));
+        bought_before(&mut provisioner, &newer).await;
+
+        for order in [&accepted, &accepted_beside] {
+            let id = placement(order);
+            let claimed = bench.claim(&[id]).await;
+            assert_eq!(claimed[0].topups[0].agreed, agreed(order).stored());
+            let purchase = bought(id, 1, vec![ready(&topups(order)[0])], true);
+            assert!(bench.settle(&[fresh(order, purchase)]).await[0].moved);
+        }
+        let orders = [&accepted, &accepted_beside, &sent, &sent_beside, &newer];
+        let units: Vec<TopupId> = orders.iter().flat_map(|order| topups(order)).collect();
+        let read = bench.read_all(&units).await;
+        let known = Known::of(&read).unwrap();
+        assert_eq!(bench.known(&units, &known).await.len(), orders.len());
+        for order in orders {
+            let topup = &topups(order)[0];
+            let mut deliveries = read.deliveries.iter();
+            let delivery = deliveries.find(|one| one.id == delivery_id(topup));
+            assert_eq!(&esim(delivery.unwrap()).agreed, agreed(order));
+            let unit = self_service::unit(&mut owner, partner, topup).await;
+            let unit = unit.told(&mut owner).await.unwrap();
+            assert_eq!(&unit.agreed, agreed(order));
+        }
+        let asked = bench.claim_requests().await;
+        assert_eq!(
+            asked.iter().filter(|one| one.usage_asked).count(),
+            usize::from(version == 2)
+        );
+    }
 }
 
 /// The provisioner can neither hide deliveries from their sweep nor end the erasing of data.

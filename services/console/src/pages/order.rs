@@ -14,7 +14,7 @@ use desk::operator::{
     words::noun,
 };
 use domain::{
-    GiveBackState, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
+    Agreed, GiveBackState, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
     standing::DeliveryState,
 };
 use pg::{PgConnection, actions::Mode};
@@ -145,6 +145,8 @@ pub(super) struct UnitFact {
 
 /// What both pages that show an eSIM say of it.
 fn facts(unit: &TopupView) -> Vec<UnitFact> {
+    // Every field is named, so that a new one cannot be forgotten. The option has its own link.
+    let Agreed { option_id: _ } = &unit.agreed;
     let iccid = or_none(unit.iccid.as_ref());
     let why = unit.reason.told().or_else(|| unit.delivery_error.clone());
     let facts = [

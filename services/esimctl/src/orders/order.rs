@@ -17,7 +17,7 @@ use desk::{
         words::counted,
     },
 };
-use domain::{PlacementState, TopupId, standing::NextActor};
+use domain::{Agreed, PlacementState, TopupId, standing::NextActor};
 use pg::PgConnection;
 use serde::Serialize;
 use serde_json::json;
@@ -384,7 +384,9 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
 
 /// The option of a unit: its name in the catalogue, or its id if the catalogue no longer has it.
 fn option_of(topup: &TopupView) -> String {
-    let id = topup.option_id.to_string();
+    // Every field is named, so that a new one cannot be forgotten.
+    let Agreed { option_id } = topup.agreed;
+    let id = option_id.to_string();
     topup.option_name.clone().unwrap_or(id)
 }
 

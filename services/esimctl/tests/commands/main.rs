@@ -259,7 +259,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
 
 /// The columns of an order and its parts that `order show` does not print under their own name,
 /// each with the reason.
-const NOT_SHOWN: [(&str, &str, &str); 20] = testkit::rows! {
+const NOT_SHOWN: [(&str, &str, &str); 21] = testkit::rows! {
     "orders", "refused_at" => "printed as `refused`";
     "orders", "cancelled_at" => "a cancelled order is printed as refused";
     "orders", "answer_by" => "of use only for seconds, while the request is answered";
@@ -274,6 +274,7 @@ const NOT_SHOWN: [(&str, &str, &str); 20] = testkit::rows! {
     "placements", "disputed" => "a disputed purchase is told by its reason";
     "placements", "created_at" => "that of the order";
     "placements", "first_claim" => "a copy of what is printed, for the first claim";
+    "topups", "terms" => "each of its fields is printed by itself";
     "topups", "position" => "the units are printed in its order";
     "esims", "provider" => "printed with the placement";
     "esims", "provider_unit_id" => "printed by `give-back list`, for the look-up in the provider's portal";

@@ -540,7 +540,7 @@ async fn send_201_and_wait(
         .into_iter()
         .map(|topup| CreatedProduct {
             topup_id: topup.topup_id.as_str(),
-            option_id: topup.option_id,
+            option_id: topup.agreed.option_id,
         })
         .collect();
     // Text and ids can always be encoded. If it failed all the same, `answer` would be dropped

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Environment, OptionId, PlacementId,
+    Agreed, Environment, OptionId, PlacementId,
     cut::{self, OptionAtProvider},
 };
 use pipeline::trace;
@@ -163,11 +163,13 @@ impl OrderService {
             for _ in 0..item.quantity {
                 units.push(NewUnit {
                     provider,
-                    // Not by `new`, so that a new field cannot be forgotten here.
+                    // Neither is made by `new`, so that a new field cannot be forgotten here.
                     topup: NewTopup {
                         topup_id: self.topup_ids.next(now),
                         position: units.len(),
-                        option_id: option.option_id,
+                        agreed: Agreed {
+                            option_id: option.option_id,
+                        },
                         provider_option_id: provider_option_id.clone(),
                     },
                     alternatives: alternatives.clone(),
@@ -205,7 +207,10 @@ fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
     let further = |(nth, one): (usize, &OptionAtProvider)| {
         let names = units.iter().filter_map(|unit| {
             let named = unit.alternatives.get(nth)?;
-            Some((unit.topup.option_id, named.provider_option_id.clone()))
+            Some((
+                unit.topup.agreed.option_id,
+                named.provider_option_id.clone(),
+            ))
         });
         let options: BTreeMap<OptionId, String> = names.collect();
         Alternative {

@@ -196,7 +196,7 @@ mod tests {
         let item = |(index, option_id): (usize, &OptionId)| RequestedItem {
             index,
             option_id: Some(*option_id),
-            quantity: 1,
+            ..RequestedItem::default()
         };
         Draft {
             external_order_id: Some(id.to_owned()),

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// One item of an order, whose option and quantity may still be wrong.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestedItem {
     /// The index in `products`, from 0.
     pub(crate) index: usize,

@@ -168,7 +168,7 @@ fn webhook(
         None => return Ok(None),
         Some(WebhookParts::Esim {
             topup_id,
-            option_id,
+            agreed,
             external_order_id,
             iccid,
             profile,
@@ -176,7 +176,7 @@ fn webhook(
             let profile = Profile::open(&service.vault, session.id(), topup_id, profile)
                 .map_err(ApiError::internal)?;
             let order = external_order_id;
-            let body = WebhookBody::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
+            let body = WebhookBody::new(topup_id, agreed, order, iccid, &profile, &service.qr);
             (serde_json::to_string(&body), None)
         }
         Some(WebhookParts::Event(event)) => {

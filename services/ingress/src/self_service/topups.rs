@@ -10,7 +10,7 @@ use desk::{
     archived::is_topup_archived,
     self_service::{self, PartnerUnit, PartnerUnitState, SentAgain},
 };
-use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
+use domain::{ActivationCode, Agreed, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -93,7 +93,7 @@ impl<'a> Topup<'a> {
         let PartnerUnit {
             topup_id,
             external_order_id,
-            option_id,
+            agreed,
             state,
             refusal,
             iccid,
@@ -104,9 +104,10 @@ impl<'a> Topup<'a> {
             delivery,
             delivered_at,
         } = unit;
+        let Agreed { option_id } = agreed;
         let iccid = iccid.as_deref().unwrap_or_default();
         let esim =
-            |profile| WebhookBody::new(topup_id, *option_id, external_order_id, iccid, profile, qr);
+            |profile| WebhookBody::new(topup_id, agreed, external_order_id, iccid, profile, qr);
         Self {
             topup_id,
             external_order_id,

@@ -18,8 +18,8 @@ use pipeline::{
 };
 use runtime::{Shutdown, outage};
 use store::placements::{
-    self, AttemptOutcome, ClaimedPlacement, KnownColumns, PlacementClaim, PlacementSettlement,
-    Progress, ReadyProfile, SettledUnit, SettlementEffect,
+    self, AttemptOutcome, ClaimedPlacement, PlacementClaim, PlacementSettlement, Progress,
+    ReadyProfile, SettledUnit, SettlementEffect,
 };
 
 use super::ProviderContext;
@@ -211,12 +211,14 @@ impl ProviderContext {
         claimed: &ClaimedPlacement,
         outcome: AttemptOutcome,
     ) -> SettlementEffect {
+        let provider = &self.calls;
+        let is_proved = provider.provider.capabilities().look_up == LookUp::Exact;
         let is_fresh = claimed.claim == PlacementClaim::Fresh;
         let mut settlement = PlacementSettlement {
             placement_id: claimed.placement_id,
             attempt: claimed.attempt,
             outcome,
-            known: is_fresh.then(|| self.known_columns(claimed)),
+            known: is_fresh.then(|| claimed.known_columns(&provider.name, is_proved)),
         };
         loop {
             let mut failed_writes = 0;
@@ -282,23 +284,6 @@ impl ProviderContext {
             );
             self.alarm(claimed, &reason);
             settlement.outcome = AttemptOutcome::Disputed { reason };
-        }
-    }
-
-    fn known_columns(&self, claimed: &ClaimedPlacement) -> KnownColumns {
-        KnownColumns {
-            order_id: claimed.order_id,
-            partner_id: claimed.partner_id,
-            provider: self.calls.name.clone(),
-            external_order_id: claimed.external_order_id.clone(),
-            ordered_at: claimed.ordered_at,
-            traceparent: claimed.traceparent.clone(),
-            options: claimed
-                .topups
-                .iter()
-                .map(|topup| (topup.topup_id.clone(), topup.option_id))
-                .collect(),
-            is_proved_by_look_up: self.calls.provider.capabilities().look_up == LookUp::Exact,
         }
     }
 
@@ -431,38 +416,29 @@ fn dispute(constraint: Option<&str>) -> Reason {
 
 #[cfg(test)]
 mod tests {
-    use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
+    use domain::{Agreed, OptionId, OrderId, PartnerId, PlacementId, TopupIds};
     use store::placements::ClaimedTopup;
 
     use super::*;
 
     fn claimed(pending: usize) -> ClaimedPlacement {
-        let topup = |_| ClaimedTopup {
-            topup_id: TopupIds::new([7; 32]).next(runtime::clock::now()),
-            option_id: OptionId::new(),
-            provider_option_id: "ready".to_owned(),
-            provider_unit_id: None,
-            pending: true,
+        let agreed = Agreed::new(OptionId::new()).stored();
+        let topup = |_| {
+            let id = TopupIds::new([7; 32]).next(runtime::clock::now());
+            ClaimedTopup::new(id, agreed.clone(), "ready".to_owned())
         };
         ClaimedPlacement {
-            placement_id: PlacementId::new(),
-            order_id: OrderId::new(),
-            partner_id: PartnerId::new(),
-            external_order_id: "order".to_owned(),
-            ordered_at: runtime::clock::now(),
-            lane: "ready".to_owned(),
             was: PlacementState::Placing,
             claim: PlacementClaim::Probe,
-            attempt: 1,
-            attempt_age: Duration::ZERO,
-            age: Duration::ZERO,
-            placed_age: None,
-            unknowns: 0,
             call_may_be_in_flight: false,
-            report_to: None,
-            traceparent: None,
-            reference: None,
-            topups: (0..pending).map(topup).collect(),
+            ..ClaimedPlacement::new(
+                PlacementId::new(),
+                OrderId::new(),
+                PartnerId::new(),
+                "order".to_owned(),
+                runtime::clock::now(),
+                (0..pending).map(topup).collect(),
+            )
         }
     }
 

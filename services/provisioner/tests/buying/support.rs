@@ -337,7 +337,7 @@ impl Bench {
         let mut order = self.order(provider, &[option]);
         let placement = &mut order.placements[0];
         let placement_id = placement.placement_id;
-        let option_id = placement.topups[0].option_id;
+        let option_id = placement.topups[0].agreed.option_id;
         let alternative = |(provider, option): &(&str, &str)| Alternative {
             provider: (*provider).to_owned(),
             lane: (*option).to_owned(),

@@ -192,16 +192,16 @@ impl Bought {
                ), ready AS (
                    -- What the deliveries of the newly ready units need.
                    SELECT stored.topup_id, stored.delivery_id, p.placement_id, p.order_id, p.partner_id, o.answer_by,
-                          t.option_id, o.external_order_id, o.traceparent, o.created_at AS ordered_at
+                          t.option_id, t.terms, o.external_order_id, o.traceparent, o.created_at AS ordered_at
                    FROM stored
                    JOIN topups t ON t.topup_id = stored.topup_id
                    JOIN placements p ON p.placement_id = t.placement_id
                    JOIN orders o ON o.order_id = p.order_id
                    WHERE stored.delivery_id IS NOT NULL
                ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id,
+                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id, terms,
                                            external_order_id, traceparent, ordered_at)
-                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, external_order_id,
+                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, terms, external_order_id,
                           traceparent, ordered_at
                    FROM ready
                ), unannounced AS (

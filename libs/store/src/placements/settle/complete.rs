@@ -101,6 +101,7 @@ struct CompletePurchases {
     code_digests: Vec<Option<Vec<u8>>>,
     deliveries: Vec<Uuid>,
     options: Vec<Option<Uuid>>,
+    terms: Vec<Option<String>>,
     external_orders: Vec<String>,
     traceparents: Vec<Option<String>>,
     ordered_at: Vec<OffsetDateTime>,
@@ -112,7 +113,7 @@ struct CompletePurchases {
 /// units than were ordered: the units are assigned in the order of their ids, and another one could
 /// come first the next time.
 fn comes_again(known: &KnownColumns, listed: usize) -> bool {
-    let ordered = known.options.len();
+    let ordered = known.agreed.len();
     known.is_proved_by_look_up && listed == ordered
 }
 
@@ -152,8 +153,11 @@ impl CompletePurchases {
                 columns.profiles.push(ready.profile.sealed.clone());
                 columns.code_digests.push(ready.profile.code_digest.clone());
                 columns.deliveries.push(ready.delivery_id.uuid());
-                let option = known.options.get(&unit.topup_id);
-                columns.options.push(option.map(|option| option.uuid()));
+                let agreed = known.agreed.get(&unit.topup_id);
+                let option = agreed.map(|agreed| agreed.option_id.uuid());
+                columns.options.push(option);
+                let terms = agreed.and_then(|agreed| agreed.terms.clone());
+                columns.terms.push(terms);
                 columns
                     .external_orders
                     .push(known.external_order_id.clone());
@@ -188,18 +192,18 @@ impl CompletePurchases {
                    SELECT *
                    FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
                                $10::bytea[], $11::uuid[], $12::bytea[], $13::uuid[], $14::text[], $15::text[],
-                               $16::timestamptz[])
+                               $16::timestamptz[], $18::text[])
                        AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
                                 profile, delivery_id, code_digest, option_id, external_order_id, traceparent,
-                                ordered_at)
+                                ordered_at, terms)
                    WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), stored AS (
                    INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
                    SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id, code_digest FROM unit
                ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id,
+                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id, terms,
                                            external_order_id, traceparent, ordered_at)
-                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, external_order_id,
+                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, terms, external_order_id,
                           traceparent, ordered_at
                    FROM unit
                )
@@ -221,6 +225,7 @@ impl CompletePurchases {
             &self.traceparents as &[Option<String>],
             &self.ordered_at,
             self.come_again.iter().all(|again| *again),
+            &self.terms as &[Option<String>],
         );
         let mut moved: HashMap<PlacementId, Vec<DeliveryId>> =
             HashMap::with_capacity(self.placements.len());
@@ -236,7 +241,7 @@ impl CompletePurchases {
 
 #[cfg(test)]
 mod tests {
-    use domain::{OptionId, OrderId, PartnerId, TopupIds};
+    use domain::{Agreed, OptionId, OrderId, PartnerId, TopupIds};
 
     use super::*;
 
@@ -244,6 +249,7 @@ mod tests {
     fn only_what_an_exact_look_up_lists_whole_comes_again() {
         let at = OffsetDateTime::UNIX_EPOCH;
         let topups = TopupIds::new([0; 32]);
+        let agreed = Agreed::new(OptionId::new()).stored();
         let known = |is_proved_by_look_up| KnownColumns {
             order_id: OrderId::new(),
             partner_id: PartnerId::new(),
@@ -251,7 +257,7 @@ mod tests {
             external_order_id: String::new(),
             ordered_at: at,
             traceparent: None,
-            options: [(); 2].map(|()| (topups.next(at), OptionId::new())).into(),
+            agreed: [(); 2].map(|()| (topups.next(at), agreed.clone())).into(),
             is_proved_by_look_up,
         };
         assert!(comes_again(&known(true), 2));

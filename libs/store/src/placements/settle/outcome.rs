@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use accounts::profile::SealedProfile;
-use domain::{DeliveryId, Iccid, OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId};
+use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, Reason, StoredAgreed, TopupId};
 use time::OffsetDateTime;
 
 /// The outcome of an attempt, or of a look-up or collect after it.
@@ -29,7 +29,8 @@ pub struct KnownColumns {
     pub ordered_at: OffsetDateTime,
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
-    pub options: HashMap<TopupId, OptionId>,
+    /// What was agreed about each unit.
+    pub agreed: HashMap<TopupId, StoredAgreed>,
     /// A look-up at the provider proves the purchase.
     pub is_proved_by_look_up: bool,
 }
