@@ -124,6 +124,9 @@ pub enum Command {
     /// Somebody has told a partner what its endpoints lack, so nobody else has to for a day.
     #[strum(serialize = "partner told")]
     PartnerTold,
+    /// Somebody has a finding until a time, so nobody else has to begin.
+    #[strum(serialize = "attention take")]
+    FindingTake,
     #[strum(serialize = "partner erase")]
     PartnerErase,
     // Providers and the catalogue.
@@ -238,6 +241,7 @@ impl Command {
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
             | Self::PartnerTold
+            | Self::FindingTake
             | Self::PartnerErase
             | Self::ProviderOpen
             | Self::ProviderClose
@@ -309,6 +313,7 @@ impl Command {
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
             | Self::PartnerTold
+            | Self::FindingTake
             | Self::PartnerErase
             | Self::ProviderOpen
             | Self::ProviderClose

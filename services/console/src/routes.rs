@@ -225,6 +225,7 @@ fn of_all() -> Vec<ConsoleRoute> {
         page("/webhooks.csv", viewer, get(pages::webhooks::csv)),
         page("/providers", viewer, get(pages::providers::show)),
         page("/needs", viewer, get(pages::needs::show)),
+        action("/needs/{name}/take", support, post(pages::needs::take)),
         action(
             "/providers/{name}/open",
             operator,

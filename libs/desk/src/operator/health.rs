@@ -28,8 +28,10 @@ pub mod waiting;
 pub mod webhooks;
 
 mod examine;
+mod owner;
 mod past;
 mod phrases;
+mod record;
 mod slow;
 
 pub use examine::{HealthReport, examine, of_server};

@@ -76,6 +76,7 @@ fn words(command: Command) -> &'static str {
         Command::PartnerEnable => "enabled a partner",
         Command::PartnerLeaked => "ended keys that are in wrong hands",
         Command::PartnerTold => "told a partner about its endpoints",
+        Command::FindingTake => "took a matter on",
         Command::PartnerErase => "erased a partner",
         Command::PartnerSetEvents => "chose the events of a partner",
         Command::PartnerSetLimits => "changed the limits of a partner",

@@ -22,6 +22,24 @@ pub(crate) struct Issue {
     pub(crate) see: String,
     /// A text for the partner whose page it is on.
     pub(crate) text: Option<String>,
+    pub(crate) taken: Option<TakenView>,
+}
+
+/// Who has it.
+pub(crate) struct TakenView {
+    pub(crate) by: String,
+    pub(crate) until: TimeElement,
+    pub(crate) note: String,
+}
+
+/// Who has a finding, if somebody does.
+pub(crate) fn taken(one: &Finding, times: &Times) -> Option<TakenView> {
+    let taken = one.taken.as_ref()?;
+    Some(TakenView {
+        by: taken.by.clone(),
+        until: times.clock(taken.until),
+        note: taken.note.clone(),
+    })
 }
 
 /// How a severity is coloured.
@@ -62,6 +80,7 @@ pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
         page: page_of(&one.kind),
         see: told.see,
         text: one.for_partner(),
+        taken: taken(one, times),
     }
 }
 

@@ -8,26 +8,29 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::seen_at,
     give_backs,
-    health::{self, Finding, FindingKind},
+    health::{self, Finding, FindingKind, life},
     placements,
 };
+use domain::Command;
 use pg::PgConnection;
+use time::OffsetDateTime;
+use url::form_urlencoded::byte_serialize;
 
 use crate::{
     App,
-    access::{ConsoleSession, OperatorRole, Viewer, Visit},
+    access::{Act, ConsoleSession, OperatorRole, Support, Viewer, Visit},
     pages::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
         give_backs as give_back_pages,
-        issues::class_of,
+        issues::{TakenView, class_of, taken},
         partner_acts::told_form,
         providers::breaker_form,
         settle,
     },
     problem::Problem,
     times::{TimeElement, Times},
-    view::{Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// The most parked placements, and the most parked give-backs, of the page.
@@ -67,6 +70,9 @@ struct Matter {
     /// Where its single rows are.
     see_them: Option<String>,
     form: Option<ReasonForm>,
+    taken: Option<TakenView>,
+    /// The form of "I have it".
+    take: Option<ReasonForm>,
 }
 
 struct Row {
@@ -90,14 +96,20 @@ pub(crate) async fn show(
         shell: Shell::new(&app, session, "/needs", "Needs a person"),
         verdict: report.verdict(),
         read: session.times.clock(report.at),
-        matters: report.needed().map(|one| matter(one, session)).collect(),
-        mending: report.mending().map(|one| matter(one, session)).collect(),
+        matters: report
+            .needed()
+            .map(|one| matter(one, session, report.at))
+            .collect(),
+        mending: report
+            .mending()
+            .map(|one| matter(one, session, report.at))
+            .collect(),
         most: MOST,
     })
 }
 
 /// A finding with its rows and its act.
-fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
+fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> Matter {
     let told = one.told();
     let times = &session.times;
     let mut matter = Matter {
@@ -119,6 +131,8 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
         leads: false,
         see_them: None,
         form: None,
+        taken: taken(one, times),
+        take: take_form(&one.kind.key(), session, read_at),
     };
     match &one.kind {
         FindingKind::Parked { purchases, .. } => {
@@ -185,6 +199,42 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
     matter
 }
 
+/// The act that tells everybody who has a matter.
+fn take_form(key: &str, session: &ConsoleSession, read_at: OffsetDateTime) -> Option<ReasonForm> {
+    let key: String = byte_serialize(key.as_bytes()).collect();
+    session.may(OperatorRole::Support).then(|| ReasonForm {
+        consequence: "Everybody sees that you have it, until when and why. Nothing else changes."
+            .to_owned(),
+        duration: true,
+        seen: pg::rfc3339(read_at),
+        back: "/needs".to_owned(),
+        ..ReasonForm::new(session, "I have it", format!("/needs/{key}/take"))
+    })
+}
+
+pub(crate) async fn take(
+    State(app): State<App>,
+    PathArgument(key): PathArgument,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let target = format!("finding {key}");
+    let action = act.action(Command::FindingTake, &target, act.fields.reason()?);
+    let asked = act.fields.get("for").unwrap_or("1h");
+    let time = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
+    let until = runtime::clock::now() + time;
+    let seen = act.fields.get("seen");
+    let taken = app
+        .database()
+        .run(async |connection| life::take(connection, &key, until, seen, action).await);
+    if !taken.await? {
+        return Err(act.changed("somebody else has it, or it is mended"));
+    }
+    Ok(act.done(
+        &app,
+        &format!("Everybody sees for {asked} that you have it."),
+    ))
+}
+
 fn parked(one: &placements::ListedPlacement, times: &Times) -> Row {
     let elsewhere = if one.elsewhere.is_empty() {
         String::new()
@@ -228,6 +278,8 @@ mod tests {
     use super::*;
     use crate::pages::issues::{issue, worst};
 
+    const AT: OffsetDateTime = datetime!(2026-11-28 12:00 UTC);
+
     /// The first page, that of a partner and Needs a person show one severity, whatever is found.
     /// `esimctl` has the same test.
     #[test]
@@ -240,14 +292,14 @@ mod tests {
             said: None,
             times: Times::default(),
         };
-        for found in samples(datetime!(2026-11-28 12:00 UTC)) {
+        for found in samples(AT) {
             let (class, verdict) = match found.severity() {
                 Severity::Mends => ("", None),
                 Severity::Warning => ("warn", Some("warn")),
                 Severity::Fault => ("bad", Some("bad")),
             };
             assert_eq!(issue(&found, &session.times).class, class, "{found:?}");
-            assert_eq!(matter(&found, &session).class, class, "{found:?}");
+            assert_eq!(matter(&found, &session, AT).class, class, "{found:?}");
             assert_eq!(worst([&found].into_iter()), verdict, "{found:?}");
             assert_eq!(found.needs_person(), verdict.is_some(), "{found:?}");
         }

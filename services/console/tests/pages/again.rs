@@ -334,6 +334,10 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
             act(&partner, &[], Once, &[])
         }
         "/endpoints/{id}/show-url" => act(&partner, &[], Shows, &[]),
+        "/needs/{name}/take" => Found {
+            action: "/needs/stage_dead%3Aprovisioner/take".to_owned(),
+            ..act("/needs", &[("for", "1h")], Once, &[])
+        },
         other => panic!("say here where the form of {other} is, and what sending it twice does"),
     }
 }

@@ -51,3 +51,38 @@ async fn what_was_wrong_is_noted_without_a_page_and_stays_on_the_overview() {
     assert!(told.contains("</time> at the latest <b>"), "{told}");
     bench.stop().await;
 }
+
+#[tokio::test]
+async fn a_matter_that_somebody_has_is_shown_as_theirs_to_all() {
+    let bench = Bench::start().await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
+    let mut viewer = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let action = "/needs/stage_dead%3Aprovisioner/take";
+    let page = text(&mut viewer, "/needs").await;
+    assert!(!page.contains(action), "{page}");
+    let page = text(&mut support, "/needs").await;
+    let (_, form) = page.split_once(action).unwrap();
+    let (_, seen) = form.split_once("name=\"seen\" value=\"").unwrap();
+    let (seen, _) = seen.split_once('"').unwrap();
+    let token = support.token.clone();
+    let fields = [
+        ("token", token.as_str()),
+        ("seen", seen),
+        ("for", "4h"),
+        ("reason", "I start it again"),
+        ("back", "/needs"),
+    ];
+    assert_eq!(support.post(action, &fields).await.status(), 303);
+    for path in ["/", "/needs"] {
+        let page = text(&mut viewer, path).await;
+        for part in ["<b>sue</b> has it until <time", ": “I start it again”"] {
+            assert!(page.contains(part), "no {part:?} on {path}: {page}");
+        }
+    }
+    // Of two who take it at once only one has it, and what is not wrong is nobody's.
+    assert_eq!(support.post(action, &fields).await.status(), 409);
+    let other = "/needs/nats_down/take";
+    assert_eq!(support.post(other, &fields).await.status(), 409);
+    assert_eq!(bench.recorded().await, ["sue attention take"]);
+    bench.stop().await;
+}

@@ -24,6 +24,7 @@ use super::{
     finding::{
         AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, VERY_LATE,
     },
+    owner,
     session::{self, ExaminedSession},
     slow,
     stages::{self, Stage, StageProcesses},
@@ -180,6 +181,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         ));
     }
     told(&mut *connection, &mut findings, waiting.at).await?;
+    owner::find_owners(&mut *connection, &mut findings, waiting.at).await?;
     weigh(&mut findings, &stages, waiting.at);
     Ok(HealthReport {
         at: waiting.at,

@@ -33,6 +33,20 @@ pub struct Finding {
     /// The stage that has to work again before anything ends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<Stage>,
+    /// Who has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub taken: Option<FindingOwner>,
+}
+
+/// Who has a finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FindingOwner {
+    pub by: String,
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    pub until: OffsetDateTime,
+    pub note: String,
 }
 
 /// How bad it is. Every view and every exit status follows from it.
@@ -322,6 +336,7 @@ impl Finding {
             told_at: None,
             lasts: false,
             after: None,
+            taken: None,
         }
     }
 

@@ -3,8 +3,11 @@
 //! A look at the system shows what is wrong now, and forgets it. A [`FindingWatch`] looks every
 //! [`LOOK`] and notes in the history what has changed since the look before, so that a fault of the
 //! night is still told in the morning. The console keeps one running, whether or not somebody looks
-//! at its pages, and `esimctl attention --follow` another one. Several of them agree, because they
-//! note under one lock what the history does not say yet.
+//! at its pages. Several of them agree, because they note under one lock what the history does not
+//! say yet.
+//!
+//! Somebody may [take](take) a finding: all see who has it until when, and nothing else changes.
+//! That is a recorded act, which ends with the finding.
 //!
 //! A finding is the same one as long as its [key](FindingKind::key) is found. One that comes back
 //! within [`SAME`] was never mended, so what flickers is one finding.
@@ -14,16 +17,23 @@ use std::{
     time::Duration,
 };
 
-use pg::{Result, TransactionEnd, transaction};
-use serde::{Deserialize, Serialize};
+use domain::Command;
+use pg::{
+    Result, Transaction, TransactionEnd,
+    actions::{self, Action, ActionChange},
+    transaction,
+};
+use serde_json::json;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 use super::{
     examine::{self, HealthReport},
-    finding::{Finding, FindingKind, Severity},
+    finding::{Finding, FindingKind},
+    record::{self, NewEvent},
 };
+
+pub use super::record::{FindingChange, FindingEvent, FindingSpan, events};
 
 /// The time between two looks, and so how much later than it began or ended something is noted.
 pub const LOOK: Duration = Duration::from_secs(10);
@@ -33,72 +43,9 @@ pub const SAME: Duration = Duration::from_mins(1);
 const LATE: Duration = Duration::from_secs(20);
 /// The most parked purchases that a look reads.
 const PARKED: i64 = 100;
-/// The most events that are read at once, the newest ones.
-const MOST: i64 = 500;
 /// Held while events are noted, so that several processes note each of them once. The number stands
 /// for nothing else.
 const LOCK: i64 = 0x6669_6e64;
-
-/// What is known of a finding.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FindingSpan {
-    pub severity: Severity,
-    /// What was wrong, for when it is over.
-    pub was: String,
-    /// Since when. Where that is not stored it is the look that found it.
-    #[serde(with = "time::serde::rfc3339")]
-    pub since: OffsetDateTime,
-    /// The first look that did not find it any more.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub until: Option<OffsetDateTime>,
-    /// Whether nobody looked shortly before, so that it may have ended earlier.
-    pub at_latest: bool,
-}
-
-/// What became of a finding. It is the kind of a row of the history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
-#[serde(rename_all = "snake_case")]
-pub enum FindingChange {
-    #[strum(serialize = "finding_opened")]
-    Opened,
-    /// It is worse or less bad than it was.
-    #[strum(serialize = "finding_changed")]
-    Changed,
-    #[strum(serialize = "finding_mended")]
-    Mended,
-}
-
-impl FindingChange {
-    /// Its name in the database.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
-
-/// An event in the life of a finding, as it is noted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FindingEvent {
-    #[serde(skip)]
-    pub id: Uuid,
-    /// When it was noted.
-    #[serde(with = "time::serde::rfc3339")]
-    pub at: OffsetDateTime,
-    pub change: FindingChange,
-    pub key: String,
-    /// What is wrong, or what was.
-    pub what: String,
-    #[serde(flatten)]
-    pub span: FindingSpan,
-}
-
-/// An event that is not noted yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct NewEvent {
-    change: FindingChange,
-    key: String,
-    what: String,
-    span: FindingSpan,
-}
 
 /// What a process remembers between its looks.
 #[derive(Clone, Debug)]
@@ -162,7 +109,7 @@ impl FindingWatch {
                 let events = watch.step(&report);
                 let mut noted = Vec::with_capacity(events.len());
                 for event in events {
-                    noted.push(note(transaction, event).await?);
+                    noted.push(record::note(transaction, event).await?);
                 }
                 Ok(TransactionEnd::Commit(Some((watch, noted))))
             });
@@ -296,65 +243,32 @@ impl FindingWatch {
     }
 }
 
-/// Notes an event. A row of the history whose provider is empty is about the system.
-async fn note(
-    transaction: &mut pg::Transaction<'_>,
-    event: NewEvent,
-) -> Result<FindingEvent, sqlx::Error> {
-    let span = serde_json::to_value(&event.span)
-        .unwrap_or_default()
-        .to_string();
-    let is_mended = event.change == FindingChange::Mended;
-    let (before, after) = if is_mended {
-        (Some(span), None)
-    } else {
-        (None, Some(span))
-    };
-    let statement = sqlx::query!(
-        "INSERT INTO history (provider, kind, reason, detail, before, after)
-         VALUES ('', $1, $2, $3, $4::text::jsonb, $5::text::jsonb) RETURNING history_id, at",
-        event.change.as_str(),
-        event.key,
-        event.what,
-        before,
-        after,
-    );
-    let row = statement.fetch_one(&mut **transaction).await?;
-    Ok(FindingEvent {
-        id: row.history_id,
-        at: row.at,
-        change: event.change,
-        key: event.key,
-        what: event.what,
-        span: event.span,
-    })
-}
-
-/// What has opened, changed and been mended since a time, oldest first; the newest [`MOST`].
-pub async fn events(
+/// Takes what is found now under this key until a time; a time that has passed lets it go. Whoever
+/// acts has seen it at `seen`, if that is known. Returns whether it is found and nobody has taken
+/// it since.
+pub async fn take(
     connection: &mut PgConnection,
-    since: OffsetDateTime,
-) -> Result<Vec<FindingEvent>> {
-    let query = sqlx::query!(
-        r#"SELECT history_id, at, kind, reason AS "key!", coalesce(detail, '') AS "what!",
-                  coalesce(after, before)::text AS "span!"
-           FROM history WHERE provider = '' AND order_id IS NULL AND at >= $1
-           ORDER BY at DESC, kind = 'finding_mended' DESC LIMIT $2"#,
-        since,
-        MOST,
-    );
-    let rows = query.fetch_all(connection).await?.into_iter().rev();
-    let events = rows.filter_map(|row| {
-        Some(FindingEvent {
-            id: row.history_id,
-            at: row.at,
-            change: row.kind.parse().ok()?,
-            key: row.key,
-            what: row.what,
-            span: serde_json::from_str(&row.span).ok()?,
-        })
-    });
-    Ok(events.collect())
+    key: &str,
+    until: OffsetDateTime,
+    seen: Option<&str>,
+    action: Action<'_>,
+) -> Result<bool> {
+    let report = examine::examine(&mut *connection, PARKED).await?;
+    if report.findings.iter().all(|one| one.kind.key() != key) {
+        return Ok(false);
+    }
+    let taken = async |transaction: &mut Transaction<'_>| {
+        let ids = [key.to_owned()];
+        if let Some(seen) = seen
+            && !actions::is_as_seen(transaction, &ids, &[Command::FindingTake], seen).await?
+        {
+            return Ok(None);
+        }
+        let after = json!({ "until": pg::rfc3339(until) });
+        Ok(Some(((), ActionChange::created(after))))
+    };
+    let taken = actions::recorded(connection, action, taken).await?;
+    Ok(taken.is_some())
 }
 
 #[cfg(test)]
@@ -363,7 +277,10 @@ mod tests {
 
     use time::macros::datetime;
 
-    use super::{super::samples, *};
+    use super::{
+        super::{finding::Severity, samples},
+        *,
+    };
 
     const AT: OffsetDateTime = datetime!(2026-11-29 17:50:46 UTC);
 
