@@ -225,20 +225,25 @@ pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;
     }
-    (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
+    half_of(age, 1, 60)
 }
 
 /// The delay before the next look-up of an unknown outcome. It is half of the attempt's age,
 /// between 2 s and 1 min.
 pub fn next_look(age: Duration) -> Duration {
-    (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
+    half_of(age, 2, 60)
 }
 
 /// The delay before the next search of a list for an attempt that was not found there, so long
 /// after it was recorded. It grows longer than that of [`next_look`], because a search costs
 /// several calls, and a purchase that has arrived is nearly always found by the first ones.
 pub fn next_search(age: Duration) -> Duration {
-    (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(5))
+    half_of(age, 2, 300)
+}
+
+/// Half of an age, between these numbers of seconds.
+fn half_of(age: Duration, least: u64, most: u64) -> Duration {
+    (age / 2).clamp(Duration::from_secs(least), Duration::from_secs(most))
 }
 
 /// The delay before the next attempt, after an attempt that certainly bought nothing. It is 2 s
