@@ -12,7 +12,8 @@
 //!   and the subjects. [`majority`] watches whether a stream can store messages, [`refused`] what
 //!   the server refuses, and [`access`] holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work
-//!   on their rows; [`lookout`] tells idle workers that rows are due. The tickets wait in queues
+//!   on their rows; [`lookout`] tells idle workers that rows are due, and [`sweep`] makes those due
+//!   that no message has brought. The tickets wait in queues
 //!   for [`permits`], which bound how many rows a worker works on at once, and share this number
 //!   between lanes and partners. `pace` lowers the share of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
@@ -38,6 +39,7 @@ mod queues;
 mod refused;
 pub mod reports;
 pub mod streams;
+pub mod sweep;
 pub mod timing;
 pub mod trace;
 pub mod worker;

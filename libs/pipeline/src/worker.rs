@@ -25,7 +25,7 @@
 //! - A message that cannot be read does not stop the others.
 //!
 //! For completeness the worker relies on PostgreSQL alone. It may lose any ticket, because the
-//! [`sweep`] makes those rows due that nobody has finished within their first lease, and the next
+//! [`sweep`](crate::sweep) makes those rows due that nobody has finished within their first lease, and the next
 //! look finds every due row again.
 
 mod handler;
@@ -81,8 +81,6 @@ const CLAIM_AGAIN: Duration = Duration::from_millis(200);
 const DRAIN: Duration = Duration::from_secs(2);
 /// The interval at which a worker that stops checks whether tickets still wait.
 const DRAIN_CHECK: Duration = Duration::from_millis(5);
-/// The interval between two sweeps.
-const SWEEP: Duration = Duration::from_secs(1);
 
 /// The settings of [`start`].
 pub struct WorkerSettings {
@@ -129,40 +127,6 @@ pub fn start<H: Handler>(
         Arc::clone(&worker).claims(TicketClass::Due),
     );
     shutdown.spawn("looks at due work", worker.looks());
-}
-
-/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left.
-/// `sweep` makes those rows due whose first lease ended without an outcome. It returns their
-/// number, and whether more are left.
-pub async fn sweep<H: Handler, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
-    shutdown: Shutdown,
-    sweep: impl Fn() -> Sweeping,
-) -> anyhow::Result<()> {
-    let metrics = RowMetrics::new(H::NAME, None);
-    let mut ticks = shutdown.ticks(SWEEP);
-    while ticks.next().await {
-        loop {
-            match perform(Effect::Sweep, sweep()).await {
-                Ok((late, more)) => {
-                    metrics.swept(late);
-                    if !more || shutdown.is_stopping() {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    if let Some(others) = outage::DATABASE.failed() {
-                        tracing::error!(
-                            error = format!("{error:#}"),
-                            others,
-                            "cannot sweep for unfinished rows; trying again"
-                        );
-                    }
-                    break;
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A ticket in its queue.

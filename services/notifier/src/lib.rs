@@ -430,27 +430,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         &shutdown,
     );
     worker::start(Arc::new(handler), &nats, worker_settings, &shutdown);
-    shutdown.spawn("sweep", sweep(database, shutdown.clone()));
+    pipeline::sweep::start::<Deliver>(&database, &shutdown, |connection| {
+        Box::pin(deliveries::sweep(connection, deliver::FIRST_LEASE))
+    });
     tracing::info!(admin = %admin_listen, "notifier is running");
 
     stop.cancelled().await;
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
-}
-
-/// Makes deliveries due whose first lease ended without an outcome, until the soft stop.
-async fn sweep(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
-    let step = move || {
-        let database = database.clone();
-        async move {
-            let swept = database
-                .run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await)
-                .await?;
-            Ok((swept.late, swept.more))
-        }
-    };
-    worker::sweep::<Deliver, _>(shutdown, step).await
 }
 
 /// Updates the gauges of stored rows until the soft stop.

@@ -106,7 +106,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             shutdown.clone(),
         );
         shutdown.spawn("pulse", pulse);
-        start::sweep(parts.database.clone(), &shutdown);
+        start::sweep(&parts.database, &shutdown);
         let figures = figures::run(
             parts.metrics.figures.clone(),
             parts.database.clone(),

@@ -231,20 +231,10 @@ pub(crate) fn watches(
 }
 
 /// Starts the sweep, which makes placements due whose first lease ended without an outcome.
-pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
-    let step = move || {
-        let database = database.clone();
-        async move {
-            let swept = database
-                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await)
-                .await?;
-            Ok((swept.late, swept.more))
-        }
-    };
-    shutdown.spawn(
-        "sweep",
-        worker::sweep::<PlacementHandler, _>(shutdown.clone(), step),
-    );
+pub(crate) fn sweep(database: &Database, shutdown: &Shutdown) {
+    pipeline::sweep::start::<PlacementHandler>(database, shutdown, |connection| {
+        Box::pin(placements::sweep(connection, PLACEMENT_FIRST_LEASE))
+    });
 }
 
 /// How many look-ups, and how many first collects, are in flight.
