@@ -17,7 +17,7 @@ use tracing::Instrument;
 use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
-    payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady},
+    payload::{Heartbeat, JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady},
     streams::{JOBS, READY},
     trace,
 };
@@ -203,27 +203,47 @@ impl Nats {
             tracing::debug!(subject, "not sent: NATS is disconnected");
             return;
         }
-        let sent = async {
-            let payload = serde_json::to_vec(message)?.into();
-            let address = subject.clone();
-            match traced(traceparent) {
-                Some(headers) => {
-                    self.client()
-                        .publish_with_headers(address, headers, payload)
-                        .await?;
-                }
-                None => self.client().publish(address, payload).await?,
-            }
-            #[cfg(all(feature = "failpoints", debug_assertions))]
-            if crate::effect::FAILPOINT.is_some() {
-                self.send_now().await;
-            }
-            self.refused.sent(&subject);
-            anyhow::Ok(())
-        };
-        if let Err(error) = perform(effect, sent).await {
+        let handed_over = self.hand_over(&subject, message, traceparent);
+        if let Err(error) = perform(effect, handed_over).await {
             self.not_published(&subject, &error);
         }
+    }
+
+    /// Tells every ingress process that a provisioner can buy from this provider now. No crash point
+    /// is named after it, because nothing is promised by it.
+    pub async fn send_heartbeat(&self, provider: &str) {
+        let subject = self.heartbeat_subject(provider);
+        let heartbeat = Heartbeat::V1 {
+            provider: provider.to_owned(),
+        };
+        if let Err(error) = self.hand_over(&subject, &heartbeat, None).await {
+            self.not_published(&subject, &error);
+        }
+    }
+
+    /// Hands a message to the connection.
+    async fn hand_over(
+        &self,
+        subject: &str,
+        message: &impl Serialize,
+        traceparent: Option<String>,
+    ) -> anyhow::Result<()> {
+        let payload = serde_json::to_vec(message)?.into();
+        let address = subject.to_owned();
+        match traced(traceparent) {
+            Some(headers) => {
+                self.client()
+                    .publish_with_headers(address, headers, payload)
+                    .await?;
+            }
+            None => self.client().publish(address, payload).await?,
+        }
+        #[cfg(all(feature = "failpoints", debug_assertions))]
+        if crate::effect::FAILPOINT.is_some() {
+            self.send_now().await;
+        }
+        self.refused.sent(subject);
+        Ok(())
     }
 
     /// Logs a failed publish, but only one of many: while NATS is down, every publish fails.
@@ -235,7 +255,7 @@ impl Nats {
                 error,
                 others,
                 "cannot publish messages; the stages find their rows in PostgreSQL once they are \
-                 due"
+                 due, and without heartbeats ingress answers without waiting for verdicts"
             );
         }
     }

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use pipeline::{Nats, payload::Heartbeat};
+use pipeline::Nats;
 use runtime::Shutdown;
 
 use crate::{breaker::Breaker, limiter::LaneLimiters};
@@ -26,25 +26,10 @@ pub async fn send(
     nats: &Nats,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
-    let subject = nats.heartbeat_subject(provider);
-    let payload = serde_json::to_vec(&Heartbeat::V1 {
-        provider: provider.to_owned(),
-    })?;
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
-        if breaker.is_closed()
-            && !limiters.is_stuck(Instant::now())
-            && nats.is_up()
-            && let Err(error) = nats
-                .client()
-                .publish(subject.clone(), payload.clone().into())
-                .await
-        {
-            tracing::warn!(
-                %error,
-                "heartbeat not sent; while none arrives, ingress answers without waiting for \
-                 verdicts"
-            );
+        if breaker.is_closed() && !limiters.is_stuck(Instant::now()) && nats.is_up() {
+            nats.send_heartbeat(provider).await;
         }
     }
     Ok(())
