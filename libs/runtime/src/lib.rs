@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod moment;
 pub mod outage;
 mod process;
+pub mod rate_limit;
 pub mod retry_after;
 mod room;
 pub mod sampler;

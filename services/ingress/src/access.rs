@@ -8,5 +8,6 @@ pub(crate) mod admission;
 pub(crate) mod authentication;
 pub(crate) mod directory;
 pub(crate) mod gate;
+pub(crate) mod in_flight;
 mod overload;
 pub(crate) mod rates;

@@ -18,6 +18,7 @@
 
 use std::{
     collections::HashMap,
+    num::NonZeroU32,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -37,6 +38,7 @@ use runtime::{
     Shutdown, connection,
     listener::{ConnectionPlace, Connections},
     lock, outage,
+    rate_limit::RateLimit,
     server::BoundedServer,
 };
 use signing::CallbackToken;
@@ -61,7 +63,7 @@ const CONNECTIONS: usize = 4;
 /// The response to a connection that gives its place to another one, or gets none.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\
     retry-after: 1\r\nconnection: close\r\n\r\n";
-/// The interval in which statements are counted.
+/// The interval in which statements about one unit are counted.
 const WINDOW: Duration = Duration::from_secs(1);
 /// The maximum number of statements about one unit in a window. The second one schedules a collect
 /// for later, which sees all further changes, so a third one is not needed.
@@ -91,7 +93,7 @@ impl Callbacks {
         database: Database,
         metrics: Metrics,
         in_flight: usize,
-        rate: usize,
+        rate: NonZeroU32,
     ) -> Self {
         Self {
             providers,
@@ -111,13 +113,13 @@ enum Admission {
     Admitted,
     /// It runs no statement: this window has enough statements about the unit.
     Repeated,
-    /// It runs no statement: the limit of this window is reached.
+    /// It runs no statement: so many per second have been admitted.
     Full,
 }
 
 /// The units and purchases that callbacks named in the current window.
 struct Recent {
-    rate: usize,
+    rate: RateLimit,
     window: Mutex<Window>,
 }
 
@@ -125,15 +127,14 @@ struct Recent {
 struct Window {
     /// The first callback of the window; `None` before any.
     began: Option<Instant>,
-    admitted: usize,
     /// By the provider and what its callbacks name.
     named: HashMap<(String, String), u8>,
 }
 
 impl Recent {
-    fn new(rate: usize) -> Self {
+    fn new(rate: NonZeroU32) -> Self {
         Self {
-            rate,
+            rate: RateLimit::per_second(rate),
             window: Mutex::default(),
         }
     }
@@ -146,19 +147,18 @@ impl Recent {
             .is_none_or(|began| now.saturating_duration_since(began) >= WINDOW)
         {
             window.began = Some(now);
-            window.admitted = 0;
             window.named.clear();
         }
         let key = (provider.to_owned(), named.to_owned());
         let statements = window.named.get(&key).copied().unwrap_or_default();
         if statements >= most {
             Admission::Repeated
-        } else if window.admitted >= self.rate {
-            Admission::Full
-        } else {
-            window.admitted += 1;
+        } else if let Ok(allowed) = self.rate.ask(NonZeroU32::MIN, now) {
+            allowed.take();
             window.named.insert(key, statements + 1);
             Admission::Admitted
+        } else {
+            Admission::Full
         }
     }
 }
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_unit_costs_two_statements_a_second_and_all_units_no_more_than_the_rate() {
-        let recent = Recent::new(3);
+        let recent = Recent::new(NonZeroU32::new(3).unwrap());
         let now = Instant::now();
         let admit = |provider, unit: &str, at| {
             recent.admit(provider, unit, PER_UNIT, now + Duration::from_millis(at))
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_first_window_begins_with_the_first_callback() {
-        let recent = Recent::new(1);
+        let recent = Recent::new(NonZeroU32::MIN);
         let started = Instant::now();
         let admit =
             |unit: &str, at| recent.admit("a", unit, PER_UNIT, started + Duration::from_millis(at));

@@ -1,6 +1,6 @@
 //! The settings of the provisioner, and what follows from them.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pg::{
@@ -142,8 +142,8 @@ pub struct Config {
     /// Maximum number of callbacks per second that reach PostgreSQL, per process. Further ones get
     /// 503 with Retry-After. Callbacks are not authenticated beyond the token in their URL, so this
     /// keeps a flood of them from slowing down orders. Only tests set it.
-    #[arg(long, hide = true, default_value_t = 200)]
-    pub callback_rate: u16,
+    #[arg(long, hide = true, default_value_t = NonZeroU32::new(200).unwrap())]
+    pub callback_rate: NonZeroU32,
 
     #[command(flatten)]
     pub accounts: Accounts,

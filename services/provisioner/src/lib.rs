@@ -158,7 +158,7 @@ async fn receive_callbacks(
         parts.database.clone(),
         parts.metrics.clone(),
         CALLBACK_CONCURRENCY,
-        config.callback_rate.into(),
+        config.callback_rate,
     );
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
     tracing::info!(listen = %config.listen, "listening for callbacks");

@@ -28,10 +28,9 @@ use accounts::{
     partners::{self, PartnerCredentials, PartnerKeys, PartnerLimits},
 };
 use domain::{Environment, OptionId, PartnerId};
-use governor::{DefaultDirectRateLimiter, Quota};
 use pg::{Database, Error, PgConnection};
 use pipeline::{pulse, streams::Nats};
-use runtime::{Shutdown, clock::Moment, health::Readiness, outage};
+use runtime::{Shutdown, clock::Moment, health::Readiness, outage, rate_limit::RateLimit};
 use signing::SecretKey;
 use uuid::Uuid;
 use vault::Vault;
@@ -164,7 +163,7 @@ pub(crate) struct Directory {
     vault: Vault,
     partners: RwLock<Partners>,
     options: RwLock<OptionsById>,
-    look_ups: DefaultDirectRateLimiter,
+    look_ups: RateLimit,
     /// Held during a look-up, so that only one runs at a time.
     looking: tokio::sync::Mutex<()>,
 }
@@ -207,7 +206,7 @@ impl Directory {
             vault,
             partners: RwLock::default(),
             options: RwLock::default(),
-            look_ups: DefaultDirectRateLimiter::direct(Quota::per_second(LOOK_UPS)),
+            look_ups: RateLimit::per_second(LOOK_UPS),
             looking: tokio::sync::Mutex::default(),
         }
     }
@@ -229,7 +228,7 @@ impl Directory {
             return Ok(valid(known));
         }
         let _turn = turn?;
-        if self.look_ups.check().is_err() {
+        if self.look_ups.try_one().is_err() {
             return Ok(None);
         }
         let asked = Moment::now();
@@ -318,7 +317,7 @@ impl Directory {
             return Ok(known);
         }
         let _turn = turn?;
-        if self.look_ups.check().is_ok() {
+        if self.look_ups.try_one().is_ok() {
             let found = self
                 .database
                 .run(async |connection| options::by_ids(connection, &missing).await);

@@ -19,9 +19,16 @@
 //! `MAX_IN_FLIGHT` is lower. It falls only after a window in which every order took longer than the
 //! target.
 //!
-//! [`super::admission`] applies the limit; the task of an order reports the delay.
+//! [`super::admission`] admits orders within the limit; the task of an order reports the delay.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use runtime::lock;
+
+use super::in_flight::InFlightLimit;
 
 /// The shortest length of a window. It is longer than a burst takes to pass, because in a burst all
 /// orders are slow, too, without a lasting overload.
@@ -35,21 +42,19 @@ const MIN_LIMIT: u64 = 256;
 /// By how much the limit grows after a window without overload.
 const GROWTH: f64 = 1.25;
 
-/// The limit of orders in flight, controlled by their measured delay.
-#[derive(Debug)]
+/// Controls the limit of orders in flight by their measured delay. The limit itself is the capacity
+/// of `orders`, which nothing else changes.
 pub(super) struct Overload {
+    orders: Arc<InFlightLimit>,
     /// The limit without overload: `MAX_IN_FLIGHT`.
     max_limit: u64,
     /// The delay up to which a window is not overloaded.
     target: Duration,
-    /// The current limit.
-    limit: u64,
     /// The orders that are judged next.
-    window: Window,
+    window: Mutex<Window>,
 }
 
 /// The orders since the last judgement.
-#[derive(Debug)]
 struct Window {
     began: Instant,
     /// The number of orders that were admitted since it began and have reported their delay.
@@ -72,44 +77,43 @@ impl Window {
 }
 
 impl Overload {
-    /// `max_limit` is the limit without overload, and `target` the longest delay that the shortest
-    /// one of a window may have.
-    pub(super) fn new(max_limit: u64, target: Duration, now: Instant) -> Self {
+    /// Controls the capacity of `orders`, which is the limit without overload until now. `target` is
+    /// the longest delay that the shortest one of a window may have.
+    pub(super) fn new(orders: &Arc<InFlightLimit>, target: Duration, now: Instant) -> Self {
         Self {
-            max_limit,
+            orders: Arc::clone(orders),
+            max_limit: orders.capacity(),
             target,
-            limit: max_limit,
-            window: Window::new(now),
+            window: Mutex::new(Window::new(now)),
         }
     }
 
+    /// Whether fewer orders are admitted now than without overload.
+    pub(super) fn is_lasting(&self) -> bool {
+        self.orders.capacity() < self.max_limit
+    }
+
     /// Notes that an order, whose task began at `admitted`, took `delay` without the provider's
-    /// time, and that `in_flight` orders are in flight now. Returns the new limit if it changes.
-    pub(super) fn observe(
-        &mut self,
-        now: Instant,
-        admitted: Instant,
-        delay: Duration,
-        in_flight: u64,
-    ) -> Option<u64> {
-        let window = &mut self.window;
+    /// time. At the end of a window the limit changes.
+    pub(super) fn note(&self, now: Instant, admitted: Instant, delay: Duration) {
+        self.observe(now, admitted, delay, self.orders.all());
+    }
+
+    /// The same, with the number of orders that are in flight now.
+    fn observe(&self, now: Instant, admitted: Instant, delay: Duration, in_flight: u64) {
+        let mut window = lock(&self.window);
         // The delay of an order that was admitted under an earlier limit says nothing about the
         // current one. Without this rule one long queue would lower the limit again and again.
         if admitted < window.began {
-            return None;
+            return;
         }
         window.samples += 1;
         window.shortest_delay = window.shortest_delay.min(delay);
         window.most_in_flight = window.most_in_flight.max(in_flight);
-        if window.samples < SAMPLES || now.duration_since(window.began) < WINDOW {
-            return None;
+        if window.samples >= SAMPLES && now.duration_since(window.began) >= WINDOW {
+            self.orders.set_capacity(self.next_limit(&window));
+            *window = Window::new(now);
         }
-        let limit = self.next_limit();
-        self.window = Window::new(now);
-        (limit != self.limit).then(|| {
-            self.limit = limit;
-            limit
-        })
     }
 
     #[expect(
@@ -118,15 +122,16 @@ impl Overload {
         clippy::cast_sign_loss,
         reason = "a number of orders, clamped to its bounds"
     )]
-    fn next_limit(&self) -> u64 {
+    fn next_limit(&self, window: &Window) -> u64 {
+        let limit = self.orders.capacity();
         let min_limit = MIN_LIMIT.min(self.max_limit);
-        let next = if self.window.shortest_delay > self.target {
-            let ratio = self.target.as_secs_f64() / self.window.shortest_delay.as_secs_f64();
+        let next = if window.shortest_delay > self.target {
+            let ratio = self.target.as_secs_f64() / window.shortest_delay.as_secs_f64();
             // The delay came from the orders that were in flight. If these were fewer than the
             // limit, scaling the limit would not reduce them.
-            self.limit.min(self.window.most_in_flight) as f64 * ratio
+            limit.min(window.most_in_flight) as f64 * ratio
         } else {
-            self.limit as f64 * GROWTH
+            limit as f64 * GROWTH
         };
         (next.ceil() as u64).clamp(min_limit, self.max_limit)
     }
@@ -141,7 +146,10 @@ mod tests {
 
     use std::collections::VecDeque;
 
+    use domain::PartnerId;
+
     use super::*;
+    use crate::access::in_flight::Bound;
 
     const MOST: u64 = 4096;
     const TARGET: Duration = Duration::from_millis(200);
@@ -158,8 +166,8 @@ mod tests {
     /// do not count.
     fn simulate(offered: u64, capacity: usize, provider: Duration, is_controlled: bool) -> Outcome {
         let start = Instant::now();
-        let mut overload = Overload::new(MOST, TARGET, start);
-        let mut limit = MOST;
+        let limit = InFlightLimit::new(MOST);
+        let overload = Overload::new(&limit, TARGET, start);
         let mut queue: VecDeque<Instant> = VecDeque::new();
         let mut at_provider: VecDeque<(Instant, Instant)> = VecDeque::new();
         let mut refused = 0;
@@ -168,7 +176,7 @@ mod tests {
             let now = start + TICK * tick;
             let counts = tick >= 500;
             for _ in 0..offered {
-                if ((queue.len() + at_provider.len()) as u64) < limit {
+                if ((queue.len() + at_provider.len()) as u64) < limit.capacity() {
                     queue.push_back(now);
                 } else {
                     refused += u64::from(counts);
@@ -183,9 +191,8 @@ mod tests {
             while let Some((arrived, done)) = at_provider.pop_front_if(|(_, done)| *done <= now) {
                 let took = done.duration_since(arrived);
                 let in_flight = (queue.len() + at_provider.len() + 1) as u64;
-                let new = overload.observe(now, arrived, took.saturating_sub(provider), in_flight);
-                if let Some(new) = new.filter(|_| is_controlled) {
-                    limit = new;
+                if is_controlled {
+                    overload.observe(now, arrived, took.saturating_sub(provider), in_flight);
                 }
                 if counts {
                     delays.push(took);
@@ -235,41 +242,64 @@ mod tests {
     #[test]
     fn a_stall_of_a_few_orders_changes_nothing_and_a_lasting_one_is_forgotten() {
         let start = Instant::now();
-        let mut overload = Overload::new(MOST, TARGET, start);
+        let limit = InFlightLimit::new(MOST);
+        let overload = Overload::new(&limit, TARGET, start);
+        let observe = |now, admitted, delay, in_flight| {
+            overload.observe(now, admitted, delay, in_flight);
+            limit.capacity()
+        };
         let slow = Duration::from_secs(1);
         let mut now = start;
         for _ in 1..SAMPLES {
             now += WINDOW;
-            assert_eq!(overload.observe(now, now, slow, 2000), None);
+            assert_eq!(observe(now, now, slow, 2000), MOST);
         }
-        assert_eq!(overload.observe(now, now, slow, 2000), Some(400));
-        assert_eq!(
-            overload.observe(now, start, slow, 500),
-            None,
-            "admitted before"
-        );
-        let mut limit = 400;
+        assert_eq!(observe(now, now, slow, 2000), 400);
+        for _ in 0..2 * SAMPLES {
+            assert_eq!(
+                observe(now + WINDOW, start, slow, 500),
+                400,
+                "admitted before"
+            );
+        }
         for _ in 0..20 * SAMPLES {
             now += WINDOW;
-            limit = overload
-                .observe(now, now, Duration::ZERO, 1)
-                .unwrap_or(limit);
+            observe(now, now, Duration::ZERO, 1);
         }
-        assert_eq!(limit, MOST);
+        assert_eq!(limit.capacity(), MOST);
+    }
+
+    #[test]
+    fn orders_that_all_take_too_long_lower_the_capacity_for_new_ones() {
+        let limit = InFlightLimit::new(MOST);
+        let long_ago = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
+        let overload = Overload::new(&limit, TARGET, long_ago);
+        let held = limit.acquire(PartnerId::new(), 2000, None).unwrap();
+        for _ in 0..100 {
+            overload.note(Instant::now(), Instant::now(), TARGET * 5);
+            if overload.is_lasting() {
+                break;
+            }
+        }
+        assert_eq!(limit.capacity(), 400);
+        let new = limit.acquire(PartnerId::new(), 1, None);
+        assert_eq!(new.unwrap_err(), Bound::Capacity);
+        drop(held);
+        limit.acquire(PartnerId::new(), 1, None).unwrap();
     }
 
     #[test]
     fn the_limit_keeps_its_bounds() {
         let now = Instant::now();
         for most in [1, 10, MOST] {
-            let mut overload = Overload::new(most, TARGET, now);
-            let mut limit = most;
+            let limit = InFlightLimit::new(most);
+            let overload = Overload::new(&limit, TARGET, now);
             for sample in 0..1000 {
                 let now = now + WINDOW * sample;
                 let delay = Duration::from_mins(1);
-                limit = overload.observe(now, now, delay, 1).unwrap_or(limit);
+                overload.observe(now, now, delay, 1);
             }
-            assert_eq!(limit, MIN_LIMIT.min(most));
+            assert_eq!(limit.capacity(), MIN_LIMIT.min(most));
         }
     }
 }

@@ -13,13 +13,16 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use accounts::partners::PartnerLimits;
 use domain::{Environment, PartnerId};
-use runtime::{lock, make_room};
+use runtime::{
+    lock, make_room,
+    rate_limit::{Allowed, RateLimit},
+};
 
 use crate::{
     access::directory::KnownPartner,
@@ -82,34 +85,14 @@ pub(crate) struct PerSecond {
     pub(crate) units: u32,
 }
 
-/// A limit of a partner. `governor` serves the limits of a whole process ([`super::directory`],
-/// [`crate::pages`]) and not these, because it neither says what is left of a rate nor asks two
-/// rates before it uses up one.
+/// A limit of a partner.
 struct Rate {
     what: &'static str,
     /// The name of the limit in the metrics and the log.
-    bound: &'static str,
+    limit_name: &'static str,
     per_second: NonZeroU32,
     burst: NonZeroU32,
-    /// When the whole burst is possible again. Each use moves this time on by as long as its count
-    /// takes at the rate, and it may lie ahead by one burst at most.
-    full_at: Mutex<Instant>,
-}
-
-/// What a [`Rate`] allows. It is used up only by [`Allowed::take`]. Until then the rate stays
-/// locked, so nobody else can use it up meanwhile.
-struct Allowed<'a> {
-    full_at: MutexGuard<'a, Instant>,
-    /// The time that the use moves `full_at` to.
-    then_full_at: Instant,
-    rate: RateState,
-}
-
-impl Allowed<'_> {
-    fn take(mut self) -> RateState {
-        *self.full_at = self.then_full_at;
-        self.rate
-    }
+    limit: RateLimit,
 }
 
 impl Rates {
@@ -191,29 +174,31 @@ impl Rates {
 }
 
 impl PartnerRates {
-    pub(crate) fn request(&self) -> Result<RateState, ApiError> {
+    pub(crate) fn count_request(&self) -> Result<RateState, ApiError> {
         self.requests.check(NonZeroU32::MIN)
     }
 
     /// Counts an order and its units. Returns what is left of the rate of orders. An order that one
     /// of the two refuses uses nothing of the other.
-    pub(crate) fn order(&self, units: NonZeroU32) -> Result<RateState, ApiError> {
+    pub(crate) fn count_order(&self, units: NonZeroU32) -> Result<RateState, ApiError> {
         self.order_at(units, Instant::now())
     }
 
     fn order_at(&self, units: NonZeroU32, now: Instant) -> Result<RateState, ApiError> {
         let order = self.orders.ask(NonZeroU32::MIN, now)?;
+        let state = self.orders.state(&order);
         self.units.ask(units, now)?.take();
-        Ok(order.take())
+        order.take();
+        Ok(state)
     }
 
     /// Counts a question to a provider about a delivered eSIM.
-    pub(crate) fn esim_request(&self) -> Result<RateState, ApiError> {
+    pub(crate) fn count_esim_request(&self) -> Result<RateState, ApiError> {
         self.esim_requests.check(NonZeroU32::MIN)
     }
 
     /// Counts a change that is recorded.
-    pub(crate) fn change(&self) -> Result<RateState, ApiError> {
+    pub(crate) fn count_change(&self) -> Result<RateState, ApiError> {
         self.changes.check(NonZeroU32::MIN)
     }
 
@@ -242,55 +227,47 @@ impl PartnerRates {
 impl Rate {
     /// Creates a limit whose burst is one second's worth, and at least `least`, so that the largest
     /// allowed request always fits.
-    fn new(what: &'static str, bound: &'static str, per_second: NonZeroU32, least: u32) -> Self {
+    fn new(
+        what: &'static str,
+        limit_name: &'static str,
+        per_second: NonZeroU32,
+        least: u32,
+    ) -> Self {
         let burst = NonZeroU32::new(least)
             .unwrap_or(NonZeroU32::MIN)
             .max(per_second);
         Self {
             what,
-            bound,
+            limit_name,
             per_second,
             burst,
-            full_at: Mutex::new(Instant::now()),
+            limit: RateLimit::with_burst(per_second, burst),
         }
     }
 
     /// Uses up `count` of the rate, or says when to come back.
     fn check(&self, count: NonZeroU32) -> Result<RateState, ApiError> {
-        Ok(self.ask(count, Instant::now())?.take())
+        let allowed = self.ask(count, Instant::now())?;
+        let state = self.state(&allowed);
+        allowed.take();
+        Ok(state)
     }
 
-    /// Whether the rate allows `count` more. Nothing is used up before [`Allowed::take`].
+    /// Whether the rate allows `count` more. Nothing is used up before [`Allowed::take`]. An order
+    /// has at most `units_per_order` units, and the burst is at least that large, so every count
+    /// passes once the whole burst is possible again.
     fn ask(&self, count: NonZeroU32, now: Instant) -> Result<Allowed<'_>, ApiError> {
-        let full_at = lock(&self.full_at);
-        let then_full_at = (*full_at).max(now) + self.time_of(count);
-        let ahead = then_full_at.saturating_duration_since(now);
-        // An order has at most `units_per_order` units, and the burst is at least that large, so
-        // every count passes once the whole burst is possible again.
-        let wait = ahead.saturating_sub(self.time_of(self.burst));
-        if wait > Duration::ZERO {
-            return Err(self.limited(wait));
-        }
-        // Of a use that is partly over, the rest counts as one, so `remaining` promises too little
-        // rather than too much.
-        let used = ahead.as_nanos() * u128::from(self.per_second.get());
-        let used = u32::try_from(used.div_ceil(Duration::from_secs(1).as_nanos()));
-        let used = used.unwrap_or(u32::MAX).min(self.burst.get());
-        let rate = RateState {
-            limit: self.per_second.get(),
-            remaining: self.burst.get() - used,
-            reset: used.div_ceil(self.per_second.get()),
-        };
-        Ok(Allowed {
-            full_at,
-            then_full_at,
-            rate,
-        })
+        let allowed = self.limit.ask(count, now);
+        allowed.map_err(|wait| self.limited(wait))
     }
 
-    /// How long `count` takes at this rate.
-    fn time_of(&self, count: NonZeroU32) -> Duration {
-        Duration::from_secs(count.get().into()) / self.per_second.get()
+    /// What is left of the rate after this use.
+    fn state(&self, allowed: &Allowed<'_>) -> RateState {
+        RateState {
+            limit: self.per_second.get(),
+            remaining: self.burst.get() - allowed.used,
+            reset: allowed.used.div_ceil(self.per_second.get()),
+        }
     }
 
     fn limited(&self, wait: Duration) -> ApiError {
@@ -298,7 +275,7 @@ impl Rate {
         let message = ErrorCode::RateLimited.message_with(format_args!("{limit} {}", self.what));
         ApiError::Limited(ReachedLimit {
             code: ErrorCode::RateLimited,
-            bound: self.bound,
+            limit_name: self.limit_name,
             message,
             limit,
             wait,
@@ -339,40 +316,14 @@ mod tests {
         assert_eq!(remaining(rates.order_at(units(10), now)), Some(1));
         // The units are used up, so this order is refused, and one order stays possible.
         assert_eq!(remaining(rates.order_at(units(10), now)), None);
-        let one = rates.orders.ask(NonZeroU32::MIN, now).map(Allowed::take);
-        assert_eq!(remaining(one), Some(0));
+        let one = rates.orders.ask(NonZeroU32::MIN, now).unwrap();
+        assert_eq!(one.used, 2);
+        one.take();
         // Now the orders are used up, and the units come back as if nobody had asked for any.
         let later = now + Duration::from_secs(1);
         assert!(rates.order_at(NonZeroU32::MIN, now).is_err());
-        let rate = rates.units.ask(units(10), later).unwrap().rate;
-        assert_eq!(rate.remaining, 0);
-    }
-
-    #[test]
-    fn a_rate_comes_back_as_it_says() {
-        let rate = Rate::new(
-            "orders",
-            "orders_per_second",
-            NonZeroU32::new(3).unwrap(),
-            1,
-        );
-        let began = Instant::now() + Duration::from_secs(1);
-        let take = |after: Duration| {
-            let allowed = rate.ask(NonZeroU32::MIN, began + after);
-            allowed.map(|allowed| allowed.take().remaining).ok()
-        };
-        let [at_once, third] = [Duration::ZERO, Duration::from_secs(1) / 3];
-        assert_eq!(
-            [(); 4].map(|()| take(at_once)),
-            [Some(2), Some(1), Some(0), None]
-        );
-        assert_eq!([(); 2].map(|()| take(third)), [Some(0), None]);
-        // After a long pause no more than one burst is possible.
-        let long = Duration::from_secs(100);
-        assert_eq!(
-            [(); 4].map(|()| take(long)),
-            [Some(2), Some(1), Some(0), None]
-        );
+        let all = rates.units.ask(units(10), later).unwrap();
+        assert_eq!(rates.units.state(&all).remaining, 0);
     }
 
     #[test]

@@ -118,10 +118,10 @@ pub(crate) enum ApiError {
     /// 429: a limit of the partner is used up for a time.
     Limited(ReachedLimit),
     /// 503: this process is overloaded, or an earlier request with the same external id is not
-    /// decided yet. `bound` names what was reached, for the metrics and the log.
+    /// decided yet. The metrics and the log name what was reached.
     Unavailable {
         code: ErrorCode,
-        bound: &'static str,
+        limit_name: &'static str,
     },
     /// The client hung up in the middle of its body, so nobody receives a response, except for a
     /// client that has only ended its side of the connection. Such a one gets a 400.
@@ -135,7 +135,7 @@ pub(crate) enum ApiError {
 pub(crate) struct ReachedLimit {
     pub(crate) code: ErrorCode,
     /// The name of the limit, for the metrics and the log.
-    pub(crate) bound: &'static str,
+    pub(crate) limit_name: &'static str,
     pub(crate) message: String,
     pub(crate) limit: u32,
     /// How long the partner should wait before it sends the request again.
@@ -197,18 +197,18 @@ impl ApiError {
     pub(crate) fn too_soon(code: ErrorCode, wait: Duration) -> Self {
         Self::Limited(ReachedLimit {
             code,
-            bound: code.name(),
+            limit_name: code.name(),
             message: code.message().into(),
             limit: 1,
             wait,
         })
     }
 
-    /// 503: this process is overloaded. `bound` names the limit that was reached.
-    pub(crate) const fn overloaded(bound: &'static str) -> Self {
+    /// 503: this process is overloaded, because it has reached this limit.
+    pub(crate) const fn overloaded(limit_name: &'static str) -> Self {
         Self::Unavailable {
             code: ErrorCode::Overloaded,
-            bound,
+            limit_name,
         }
     }
 
@@ -220,7 +220,8 @@ impl ApiError {
         match self {
             Self::Plain { code, .. } => code.name(),
             Self::Unprocessable(faults) => faults.first().map_or("none", |fault| fault.code.name()),
-            Self::Limited(ReachedLimit { bound, .. }) | Self::Unavailable { bound, .. } => bound,
+            Self::Limited(ReachedLimit { limit_name, .. })
+            | Self::Unavailable { limit_name, .. } => limit_name,
             Self::HungUp => "hung_up",
             Self::Internal(_) => ErrorCode::InternalError.name(),
         }

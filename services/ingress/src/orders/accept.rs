@@ -499,7 +499,7 @@ impl OrderService {
 /// 503: an earlier order with the same external id may still be refused.
 const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
     code: ErrorCode::OrderUndecided,
-    bound: "undecided",
+    limit_name: "undecided",
 };
 
 /// The units of an order, by placement.

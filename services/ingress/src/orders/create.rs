@@ -152,9 +152,12 @@ async fn receive(
     body: Body,
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
-    notes.rate = Some(app.gate.admission.request(&signed.partner)?);
+    notes.rate = Some(app.gate.admission.count_request(&signed.partner)?);
     let most = body::most_bytes(app.gate.max_body, headers)?;
-    let mut admitted = app.gate.admission.order(&signed.partner, most as u64)?;
+    let mut admitted = app
+        .gate
+        .admission
+        .admit_order(&signed.partner, most as u64)?;
     let body = body::read_stream(app.gate.max_body, body).await?;
     app.gate.authenticator.body(signed, &body)?;
     let max = OrderSize {

@@ -179,7 +179,7 @@ impl Mishaps {
             .filter(|left| !left.is_zero())?;
         Some(ApiError::Limited(ReachedLimit {
             code: ErrorCode::RateLimited,
-            bound: "sandbox_option",
+            limit_name: "sandbox_option",
             message: ErrorCode::RateLimited.message_with("1 such order (this option asks for it)"),
             limit: 1,
             wait,

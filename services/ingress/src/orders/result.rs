@@ -18,7 +18,9 @@ pub(super) fn of(error: &ApiError) -> OrderResult {
         ApiError::Unavailable { code, .. } if *code == ErrorCode::OrderUndecided => {
             OrderResult::Undecided
         }
-        ApiError::Unavailable { bound, .. } if *bound == QUEUE_DEADLINE => OrderResult::Expired,
+        ApiError::Unavailable { limit_name, .. } if *limit_name == QUEUE_DEADLINE => {
+            OrderResult::Expired
+        }
         ApiError::Unavailable { .. } => OrderResult::Shed,
         ApiError::Unprocessable(faults) => {
             let names = |code| faults.iter().any(|fault| fault.code == code);
@@ -50,7 +52,7 @@ mod tests {
         };
         let undecided = ApiError::Unavailable {
             code: ErrorCode::OrderUndecided,
-            bound: "undecided",
+            limit_name: "undecided",
         };
         for (error, outcome) in [
             (undecided, "undecided"),

@@ -26,8 +26,7 @@ use axum::{
 };
 use domain::ActivationCode;
 use fast_qr::{ECL, QRBuilder};
-use governor::{DefaultDirectRateLimiter, Quota};
-use runtime::{listener, lock};
+use runtime::{listener, lock, rate_limit::RateLimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
 
@@ -70,7 +69,7 @@ pub(crate) const DRAWING: Drawing = Drawing {
 pub(crate) struct QrRenderer {
     gate: QrGate,
     permits: Arc<Semaphore>,
-    rate: DefaultDirectRateLimiter,
+    rate: RateLimit,
     wait: Duration,
     /// The limit of one source.
     per_source: usize,
@@ -128,7 +127,7 @@ impl QrRenderer {
     /// Creates the renderer. It draws the pictures that `gate` allows, within the limits.
     pub(crate) fn new(gate: QrGate, drawing: Drawing) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(drawing.at_once));
-        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(drawing.per_second));
+        let rate = RateLimit::per_second(drawing.per_second);
         Arc::new(Self {
             gate,
             permits,
@@ -153,7 +152,7 @@ impl QrRenderer {
             let mut turn = Turn::of(self, source);
             turn.wait().await;
             let permit = Arc::clone(&self.permits).acquire_owned().await;
-            self.rate.until_ready().await;
+            self.rate.one().await;
             permit.map(|permit| (turn, permit))
         };
         let Ok(Ok(admitted)) = tokio::time::timeout(self.wait, admission).await else {
@@ -379,7 +378,10 @@ mod tests {
         let second = renderer.run(OTHER, || Ok(())).await;
         assert!(matches!(
             second,
-            Err(ApiError::Unavailable { bound: "qr", .. })
+            Err(ApiError::Unavailable {
+                limit_name: "qr",
+                ..
+            })
         ));
         release.send(()).unwrap();
         first.await.unwrap().unwrap();

@@ -260,7 +260,7 @@ pub(super) async fn usage(
         _ => {}
     }
     let rates = session.gate().admission.rates.of(&session.partner);
-    rates.esim_request()?;
+    rates.count_esim_request()?;
     let asking =
         session.run(async |connection, partner| esims::ask_usage(connection, partner, &id).await);
     asking.await?;
@@ -298,7 +298,7 @@ pub(super) async fn give_back(
     if matches!(state, None | Some(GiveBackState::Refused)) {
         delivered(&before)?;
         let rates = session.gate().admission.rates.of(&session.partner);
-        rates.esim_request()?;
+        rates.count_esim_request()?;
         let asking = session
             .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
         asking.await?;

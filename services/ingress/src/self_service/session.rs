@@ -34,8 +34,8 @@ use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 use super::query;
 use crate::{
     access::{
-        admission::InFlightPermit, authentication::SignedRequest, directory::KnownPartner,
-        gate::RequestGate,
+        authentication::SignedRequest, directory::KnownPartner, gate::RequestGate,
+        in_flight::InFlightPermit,
     },
     http::{
         body,
@@ -231,7 +231,11 @@ impl Session {
         &self,
         work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
     ) -> Result<T, ApiError> {
-        self.gate().admission.rates.of(&self.partner).change()?;
+        self.gate()
+            .admission
+            .rates
+            .of(&self.partner)
+            .count_change()?;
         // What changes nothing may still say what it has found.
         let work = async |connection: &mut PgConnection, id| {
             Ok(Unflushed::of(work(connection, id).await?))
@@ -299,14 +303,14 @@ pub(super) async fn admit(
     };
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
-    let rate = match gate.admission.request(&signed.partner) {
+    let rate = match gate.admission.count_request(&signed.partner) {
         Ok(rate) => rate,
         Err(error) => return sent_by(error.into_response(), id),
     };
     let admitted = async {
         let in_flight = match kind {
-            AdmissionKind::Short => gate.admission.self_service(&signed.partner).await?,
-            AdmissionKind::Listener => gate.admission.listener(&signed.partner)?,
+            AdmissionKind::Short => gate.admission.admit_self_service(&signed.partner).await?,
+            AdmissionKind::Listener => gate.admission.admit_listener(&signed.partner)?,
         };
         let permit = Arc::new(in_flight);
         let body = checked(&gate, &signed, &parts.headers, body).await?;

@@ -1,6 +1,9 @@
 //! Hints, who may give them, and how many.
 
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 use domain::PlacementId;
 use serde_json::json;
@@ -223,7 +226,7 @@ async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callbacks_beyond_the_rate_cost_no_statement() {
-    let bench = Bench::start(|config| config.callback_rate = 10).await;
+    let bench = Bench::start(|config| config.callback_rate = NonZeroU32::new(10).unwrap()).await;
     let path = format!("/callbacks/sandbox/{TOKEN}");
     let count = async |outcome: &str| {
         bench
