@@ -44,9 +44,8 @@ pub struct NewOrder {
 }
 
 impl NewOrder {
-    /// An order with a new id and with what every order has. It has no trace context, and its
-    /// answer does not wait for a verdict. Set further fields with `..NewOrder::new(…)`, so that a
-    /// new optional field needs a change only where it is filled in.
+    /// For tests: an order with a new id, without a trace context, whose answer does not wait for a
+    /// verdict. Ingress names every field instead, so that it cannot forget a new one.
     pub fn new(
         partner_id: PartnerId,
         external_order_id: String,
@@ -101,8 +100,7 @@ pub struct NewTopup {
 }
 
 impl NewTopup {
-    /// A unit of an order, of which nothing else is known. Set further fields with
-    /// `..NewTopup::new(…)`.
+    /// For tests: a unit of an order, of which nothing else is known.
     pub fn new(
         topup_id: TopupId,
         position: usize,
@@ -335,6 +333,9 @@ pub struct OrderStatus {
 /// It is one statement, so that it is about one order. When the refusal frees the external id, a
 /// further request may store an order with the same id right after it. A second statement would see
 /// that order, which is not decided, and the first one would not have looked at it.
+///
+/// The result is no [`Unflushed`], because the row lock is written to the log behind the order, so
+/// the commit of this statement flushes both.
 pub async fn status(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -472,18 +472,19 @@ pub async fn unsettled(
     let query = sqlx::query!(
         r#"-- Walks from lane to lane by the index.
            WITH RECURSIVE known (lane) AS (
-               (SELECT lane FROM work WHERE kind = 'look_up' AND provider = $1 ORDER BY lane LIMIT 1)
+               (SELECT lane FROM work WHERE kind = $3 AND provider = $1 ORDER BY lane LIMIT 1)
                UNION ALL
-               SELECT (SELECT w.lane FROM work w WHERE w.kind = 'look_up' AND w.provider = $1 AND w.lane > known.lane
+               SELECT (SELECT w.lane FROM work w WHERE w.kind = $3 AND w.provider = $1 AND w.lane > known.lane
                        ORDER BY w.lane LIMIT 1)
                FROM known WHERE known.lane IS NOT NULL
            )
            SELECT lane AS "lane!",
-                  (SELECT count(*) FROM (SELECT FROM work w WHERE w.kind = 'look_up' AND w.provider = $1
+                  (SELECT count(*) FROM (SELECT FROM work w WHERE w.kind = $3 AND w.provider = $1
                                          AND w.lane = known.lane LIMIT $2) counted) AS "unsettled!"
            FROM known WHERE lane IS NOT NULL"#,
         provider,
         MOST_COUNTED,
+        WorkKind::LookUp.as_str(),
     );
     let rows = query.fetch_all(connection).await?;
     Ok(rows

@@ -211,7 +211,8 @@ async fn take_leases(
         r#"WITH free AS MATERIALIZED (
                -- The endpoint may have been blocked while the delivery waited for a permit. Such a
                -- delivery stays due; only a test is sent to a blocked endpoint.
-               -- The lane of a delivery to a further endpoint is the id of this endpoint.
+               -- The lane of such a row is the id of a further endpoint. It is empty for the first one, whose id
+               -- is that of the partner. (The lanes of permits in the notifier are hosts.)
                SELECT w.id, coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id, w.at,
                       e.blocked_until <= now() AS block_ended
                FROM work w

@@ -283,7 +283,9 @@ async fn record_acknowledged(
            SET state = 'delivered', attempt = 1, attempted_at = new.at, duration_ms = new.duration_ms,
                status = new.status, delivered_at = now()
            FROM unnest($1::uuid[], $2::timestamptz[], $3::int[], $4::int[])
-               AS new (delivery_id, at, duration_ms, status), commit_without_flush(true)
+               AS new (delivery_id, at, duration_ms, status)
+           -- Sets synchronous_commit for this transaction.
+           CROSS JOIN commit_without_flush(true)
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM partner_endpoints e

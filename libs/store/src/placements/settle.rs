@@ -60,6 +60,18 @@ pub async fn settle(
 
 /// Records these members of a batch by the general statements, in one transaction where that is
 /// needed.
+///
+/// Usually it is not, because all members are purchases without failed or parked units. Each
+/// statement for such a purchase leaves every row in a state that the machine allows, writes what
+/// the history has to tell of it itself, and says the same again when it is repeated. That holds
+/// for the further statements, too: one parks a purchase that nobody expected, and a second
+/// settlement of the same placement has a round of its own. If the process dies in between,
+/// readiness events are missing, and the sweep finds their deliveries.
+///
+/// Failed units need the transaction, because a further statement marks them as failed: if the
+/// process died before it, they would stay pending without any work. A further statement writes
+/// into the history what is parked, too. Outcomes that bought nothing are rare, so the cost of the
+/// transaction does not matter there.
 async fn settle_others(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
@@ -69,9 +81,9 @@ async fn settle_others(
     let rounds = rounds(settlements, members);
     if members
         .iter()
-        .all(|member| needs_no_transaction(&settlements[*member]))
+        .all(|member| each_statement_stands_alone(&settlements[*member]))
     {
-        // Usually this is one statement, which is a transaction by itself.
+        // Usually only the first of these statements has anything to do.
         for round in &rounds {
             let mut changes = HashMap::new();
             let bought = Bought::of(members_of(settlements, round));
@@ -120,18 +132,9 @@ fn take_over(
     }
 }
 
-/// Whether the general statements for this settlement may commit one by one. Failed units forbid
-/// that, because a further statement marks them as failed: if the process died before it, they
-/// would stay pending without any work. A further statement writes into the history what is parked,
-/// too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter
-/// there.
-///
-/// Other purchases may take further statements as well: one parks a purchase that nobody expected,
-/// and a second settlement of the same placement has a round of its own. They need no larger
-/// transaction, because each statement leaves every row in a state that the machine allows, writes
-/// what the history has to tell of it itself, and says the same again when it is repeated. If the
-/// process dies in between, readiness events are missing, and the sweep finds their deliveries.
-fn needs_no_transaction(settlement: &PlacementSettlement) -> bool {
+/// Whether each of the general statements for this settlement may be committed by itself; see
+/// [`settle_others`].
+fn each_statement_stands_alone(settlement: &PlacementSettlement) -> bool {
     let has_not_failed = |unit: &SettledUnit| !matches!(unit.progress, Progress::Failed(_));
     matches!(&settlement.outcome, AttemptOutcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))
 }

@@ -174,7 +174,8 @@ impl CompletePurchases {
     /// `moved` moves the placements whose attempt is the current one and still open. `unit` selects
     /// the units of these, `stored` inserts their eSIMs and `created` their deliveries. The units
     /// need no check of their own: only a claim leads to `placing`, and the topups of a placement
-    /// can neither fail nor get an eSIM before that attempt is settled.
+    /// can neither fail nor get an eSIM before that attempt is settled. `commit_without_flush` sets
+    /// `synchronous_commit` for the transaction, if all of it comes again by a look-up.
     async fn record(
         &self,
         connection: &mut PgConnection,
