@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::{Args, Subcommand, ValueEnum};
 use runtime::{
-    moment::past,
+    past::past,
     terminal::{print, printable, say},
 };
 use serde::Deserialize;

@@ -44,7 +44,7 @@ use crate::{
 use crate::{
     deliveries::{delivery, endpoint, event, resend, webhook_url},
     frame::{
-        confirm, console, csv, exit, listing, lookup, manifest, moment, output, plan, progress,
+        confirm, console, csv, exit, listing, lookup, manifest, output, plan, progress, range,
         secret_file,
     },
     orders::{erase, find, give_back, order, order_list, placement},

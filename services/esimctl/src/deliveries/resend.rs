@@ -17,7 +17,7 @@ use desk::operator::{
 };
 use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
-use runtime::moment::past;
+use runtime::past::past;
 use serde_json::json;
 use store::deliveries::resends::{DeliveryFilter, MatchCount, ResendSelection, ResentCounts};
 use time::OffsetDateTime;
@@ -28,8 +28,8 @@ use crate::{
     console::{Console, list},
     delivery,
     lookup::find_id,
-    moment::check_range,
     output::{TableRow, cells, or_dash, properties, utc},
+    range::check_range,
 };
 
 const START_EXAMPLES: &str = "Examples:

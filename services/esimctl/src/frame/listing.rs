@@ -5,16 +5,16 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::{csv::table, operator::options};
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
-use runtime::moment::past;
+use runtime::past::past;
 use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::{
     console::{self, Console},
     lookup::find_id,
-    moment::check_range,
     option::one,
     output::TableRow,
+    range::check_range,
 };
 
 #[derive(Args, Clone, Debug)]

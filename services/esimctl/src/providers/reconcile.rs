@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use clap::Args;
 use provisioner::providers::{PurchasePeriod, SoldPurchase};
-use runtime::moment::past;
+use runtime::past::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
 use tools::ledger::{CompletePeriod, ListedPurchase, Loader};

@@ -5,13 +5,13 @@
 
 use clap::{Args, Subcommand};
 use pg::actions::{self, ActionFilter, RecordedAction};
-use runtime::moment::past;
+use runtime::past::past;
 use time::OffsetDateTime;
 
 use crate::{
     console::Console,
-    moment::check_range,
     output::{TableRow, cells, or_dash, utc},
+    range::check_range,
 };
 
 const EXAMPLES: &str = "Examples:

@@ -1,4 +1,4 @@
-//! A range of time between `--since` and `--until`, whose values [`runtime::moment::past`] reads.
+//! A range of time between `--since` and `--until`, whose values [`runtime::past::past`] reads.
 
 use anyhow::ensure;
 use time::OffsetDateTime;
