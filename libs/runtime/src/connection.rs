@@ -16,11 +16,12 @@ use crate::Shutdown;
 /// Makes the HTTP/1 settings of a connection. `head_timeout` is the longest wait for the head of a
 /// request, also between two requests, so that idle and very slow clients do not keep connections
 /// for ever.
-pub fn http(head_timeout: Duration) -> http1::Builder {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
+pub fn builder(head_timeout: Duration) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
         .header_read_timeout(head_timeout);
-    http
+    builder
 }
 
 /// Serves the requests of a connection until the client closes it or the service stops.

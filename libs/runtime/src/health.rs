@@ -142,7 +142,7 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
         .route("/metrics", get(metrics))
         .with_state(readiness);
     tokio::spawn(async move {
-        let http = connection::http(IDLE);
+        let http = connection::builder(IDLE);
         let never = Shutdown::new();
         let serve_one = |stream, _| {
             let http = http.clone();

@@ -51,8 +51,8 @@ impl RateLimit {
         }
     }
 
-    /// Whether the limit allows `count` more, or how long it takes until it does. Nothing is used up
-    /// before [`Allowed::take`]. A count larger than the burst is never allowed.
+    /// Whether the limit allows `count` more, or how long it takes until it does. Nothing is used
+    /// up before [`Allowed::take`]. A count larger than the burst is never allowed.
     pub fn ask(&self, count: NonZeroU32, now: Instant) -> Result<Allowed<'_>, Duration> {
         let full_at = lock(&self.full_at);
         let then_full_at = (*full_at).max(now) + self.time_of(count);

@@ -30,7 +30,7 @@ use crate::{
 
 pub struct BoundedServer {
     pub connections: Arc<Connections>,
-    /// [`connection::http`] makes it.
+    /// [`connection::builder`] makes it.
     pub http: http1::Builder,
     /// How long an open connection may begin one more request after the soft stop.
     pub last_request: Duration,

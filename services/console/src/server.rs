@@ -30,7 +30,7 @@ pub(crate) async fn serve(
 ) -> anyhow::Result<()> {
     let server = BoundedServer {
         connections: Connections::new(most, "MAX_CONNECTIONS", TOO_MANY),
-        http: connection::http(HEAD_TIMEOUT),
+        http: connection::builder(HEAD_TIMEOUT),
         last_request: Duration::ZERO,
         shutdown,
     };

@@ -313,7 +313,7 @@ pub async fn serve(
     let most = callbacks.in_flight.available_permits() * CONNECTIONS;
     let server = BoundedServer {
         connections: Connections::new(most, "four of CALLBACK_CONCURRENCY", TOO_MANY),
-        http: connection::http(READ_TIMEOUT),
+        http: connection::builder(READ_TIMEOUT),
         last_request: Duration::ZERO,
         shutdown,
     };

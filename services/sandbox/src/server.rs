@@ -73,7 +73,7 @@ async fn serve_one(stream: TcpStream, router: Router, shutdown: Shutdown) {
             Err(io::Error::other("left without an answer, as asked"))
         }
     });
-    let http = connection::http(HEAD_TIMEOUT);
+    let http = connection::builder(HEAD_TIMEOUT);
     connection::serve(&http, stream, service, &shutdown, Duration::ZERO).await;
 }
 

@@ -214,10 +214,10 @@ impl Holder {
 }
 
 impl ConnectionPlace {
-    /// Marks the connection as idle no longer. Returns false if it has lost its place, so that the
-    /// request must no longer be handled.
+    /// Notes that a request begins, or goes on after its client has sent more of it. Returns false
+    /// if the connection has lost its place, so that the request must no longer be handled.
     #[must_use]
-    pub fn begin_request(&self) -> bool {
+    pub fn resume(&self) -> bool {
         let mut state = lock(&self.state);
         let stays = !matches!(state.activity, Activity::Leaving(_));
         if stays {
@@ -229,7 +229,7 @@ impl ConnectionPlace {
     /// Begins to handle a request, or goes on with it. If the connection has lost its place, it is
     /// about to be closed, so this never returns.
     pub async fn go_on(&self) {
-        if !self.begin_request() {
+        if !self.resume() {
             pending::<()>().await;
         }
     }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     fn has_left(held: &HeldPlace) -> bool {
-        !held.0.begin_request()
+        !held.0.resume()
     }
 
     #[test]
@@ -345,7 +345,7 @@ mod tests {
         let places = Places::new(2);
         let busy = |peer| {
             let held = admit(&places, peer)?;
-            assert!(held.0.begin_request());
+            assert!(held.0.resume());
             Some(held)
         };
         let first = busy("192.0.2.1").unwrap();
@@ -364,7 +364,7 @@ mod tests {
         let partner = admit(&places, "192.0.2.1").unwrap();
         partner.0.authenticated("partner");
         let busy = admit(&places, "192.0.2.1").unwrap();
-        assert!(busy.0.begin_request());
+        assert!(busy.0.resume());
         let idle = admit(&places, "192.0.2.1").unwrap();
         let newcomer = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&idle) && !has_left(&partner) && !has_left(&busy));
@@ -390,7 +390,7 @@ mod tests {
         };
         let single = of("single");
         let hoard: Vec<HeldPlace> = (0..7).map(|_| of("hoarder")).collect();
-        assert!(hoard[0].0.begin_request(), "its oldest one is busy");
+        assert!(hoard[0].0.resume(), "its oldest one is busy");
         // Each newcomer gets a place, and none of them loses it to the next one.
         let newcomers = ["192.0.2.2", "192.0.2.2", "192.0.2.3"];
         let newcomers = newcomers.map(|peer| admit(&places, peer).unwrap());
@@ -453,7 +453,7 @@ mod tests {
     fn who_does_not_read_its_response_gives_its_place_up() {
         let places = Places::new(1);
         let stuck = admit(&places, "192.0.2.1").unwrap();
-        assert!(stuck.0.begin_request());
+        assert!(stuck.0.resume());
         stuck.0.end_request();
         assert!(admit(&places, "192.0.2.2").is_none(), "it may be reading");
         let long_ago = Instant::now().checked_sub(READ_WITHIN).unwrap();
@@ -466,12 +466,12 @@ mod tests {
     fn a_stranger_whose_request_waits_for_more_of_it_gives_its_place_up() {
         let places = Places::new(1);
         let slow = admit(&places, "192.0.2.1").unwrap();
-        assert!(slow.0.begin_request());
+        assert!(slow.0.resume());
         assert!(admit(&places, "192.0.2.1").is_none());
         slow.0.wait_for_client();
         let newcomer = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&slow) && !has_left(&newcomer));
-        assert!(!slow.0.begin_request(), "its request must not go on");
+        assert!(!slow.0.resume(), "its request must not go on");
         drop((slow, newcomer));
         assert_eq!(places.open(), 0);
     }
@@ -490,7 +490,7 @@ mod tests {
             assert!(has_left(&crowd[0]) && !has_left(&single) && !has_left(&newcomer));
             assert_eq!(places.open(), 4);
             // If nobody of the crowd is idle, another stranger has to go.
-            assert!(crowd[1..].iter().all(|held| held.0.begin_request()));
+            assert!(crowd[1..].iter().all(|held| held.0.resume()));
             newcomer.0.authenticated("newcomer");
             single.0.wait_for_client();
             let another = admit(&places, "192.0.2.4").unwrap();

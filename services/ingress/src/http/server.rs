@@ -32,7 +32,7 @@ use futures_util::FutureExt;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use runtime::{
-    Shutdown, connection,
+    Shutdown,
     listener::{ConnectionPlace, Connections},
     lock,
     server::BoundedServer,
@@ -69,11 +69,11 @@ pub(crate) async fn serve(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let most = size(limits.max_connections);
-    let mut http = connection::http(limits.head_timeout);
-    http.max_buf_size(size(MAX_HEAD));
+    let mut builder = runtime::connection::builder(limits.head_timeout);
+    builder.max_buf_size(size(MAX_HEAD));
     let server = BoundedServer {
         connections: Connections::new(most, "MAX_CONNECTIONS", &too_many),
-        http,
+        http: builder,
         last_request: LAST_REQUEST,
         shutdown: shutdown.clone(),
     };
@@ -197,7 +197,8 @@ impl http_body::Body for RequestBody {
         let frame = Pin::new(&mut *self.incoming()).poll_frame(context);
         if frame.is_pending() {
             self.0.place.wait_for_client();
-        } else if !self.0.place.begin_request() {
+        } else if !self.0.place.resume() {
+            // Nothing wakes this up: `serve_one` of `runtime::server` drops it with the connection.
             return Poll::Pending;
         }
         frame
