@@ -66,13 +66,13 @@ pub(crate) struct Primary {
     /// Held while a new connection is examined, so that none is used before the fence has done its
     /// work on the first connection to another primary.
     examining: tokio::sync::Mutex<()>,
-    known: Mutex<Known>,
+    known: Mutex<KnownServer>,
     /// What its pulses tell of this process besides.
     told: Mutex<Told>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownServer {
     /// The timeline of the primary; `None` before the first connection. Each promotion raises it.
     timeline: Option<u32>,
     /// When the server last responded. `None` before the first connection.
@@ -99,7 +99,7 @@ struct Told {
     clock_ahead: Option<f64>,
 }
 
-impl Known {
+impl KnownServer {
     fn before(&self) -> Before {
         Before {
             timeline: self.timeline,
@@ -134,7 +134,7 @@ impl Primary {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownServer> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -87,7 +87,7 @@ pub struct ClientLimits {
 /// What is known of a connection besides what hyper knows. Requests get it from their
 /// [`CaptureConnection`].
 #[derive(Clone)]
-struct Known {
+struct KnownConnection {
     /// From when on the connection ends after its response.
     ends_at: Instant,
     /// The beginning of what was received since the last request.
@@ -100,12 +100,12 @@ pub fn after_request(captured: &CaptureConnection) -> Vec<u8> {
     let mut extras = http::Extensions::new();
     if let Some(connected) = captured.connection_metadata().as_ref() {
         connected.get_extras(&mut extras);
-        let known = extras.get::<Known>();
+        let known = extras.get::<KnownConnection>();
         if known.is_some_and(|known| known.ends_at <= Instant::now()) {
             connected.poison();
         }
     }
-    let known = extras.remove::<Known>();
+    let known = extras.remove::<KnownConnection>();
     known.map_or_else(Vec::new, |known| lock(&known.head).clone())
 }
 
@@ -308,7 +308,7 @@ impl Service<Uri> for EndpointConnector {
             let stream = connecting.await.map_err(|_| ConnectTimeout)??;
             Ok(TokioIo::new(ConnectionWithHead {
                 stream: TokioIo::new(stream),
-                known: Known {
+                known: KnownConnection {
                     ends_at,
                     head: Arc::default(),
                 },
@@ -323,7 +323,7 @@ impl Service<Uri> for EndpointConnector {
 /// reset the count.
 pub struct ConnectionWithHead {
     stream: TokioIo<MaybeHttpsStream<TokioIo<CountedStream>>>,
-    known: Known,
+    known: KnownConnection,
 }
 
 impl ConnectionWithHead {

@@ -37,13 +37,13 @@ pub struct Breaker {
     limits: BreakerLimits,
     database: Database,
     limiters: Arc<LaneLimiters>,
-    known: Mutex<Known>,
+    known: Mutex<KnownBreaker>,
     metrics: Metrics,
 }
 
 /// What this process knows about the breaker, and the calls that it counts itself.
 #[derive(Default)]
-struct Known {
+struct KnownBreaker {
     /// The row as last read or changed.
     breaker: Option<ProviderBreaker>,
     /// The version of the row since which this process has the probe, so that the calls of the
@@ -73,7 +73,7 @@ impl FailureStreak {
     }
 }
 
-impl Known {
+impl KnownBreaker {
     fn state(&self) -> Option<BreakerState> {
         self.breaker.as_ref().map(|breaker| breaker.state)
     }

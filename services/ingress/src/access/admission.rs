@@ -4,12 +4,12 @@
 //! listeners in flight are bounded, each by an [`InFlightLimit`], which leaves room for the other
 //! partners. A request that is refused here has stored nothing.
 //!
-//! Create-order calls [`Admission::admit_order`] after the signature is checked and before the body is
-//! read, and [`AdmittedOrder::count_order`] once the units are known. Self-service calls
+//! Create-order calls [`Admission::admit_order`] after the signature is checked and before the body
+//! is read, and [`AdmittedOrder::count_order`] once the units are known. Self-service calls
 //! [`Admission::admit_self_service`], which lets a request wait a moment for its turn, or
-//! [`Admission::admit_listener`] for long polls. Each limit holds for
-//! one process. The module relies on permits being dropped when the request ends, and on
-//! [`super::rates`] for requests per second.
+//! [`Admission::admit_listener`] for long polls. Each limit holds for one process. The module
+//! relies on permits being dropped when the request ends, and on [`super::rates`] for requests per
+//! second.
 
 use std::{
     num::NonZeroU32,
@@ -182,7 +182,8 @@ impl Admission {
         }
     }
 
-    /// Admits a request that waits for webhooks. It is not among those of [`Self::admit_self_service`].
+    /// Admits a request that waits for webhooks. It is not among those of
+    /// [`Self::admit_self_service`].
     pub(crate) fn admit_listener(
         &self,
         partner: &KnownPartner,

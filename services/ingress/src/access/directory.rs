@@ -318,12 +318,12 @@ impl Directory {
         }
         let _turn = turn?;
         if self.look_ups.try_one().is_ok() {
-            let found = self
+            let looking = self
                 .database
                 .run(async |connection| options::by_ids(connection, &missing).await);
-            for found in found.await? {
+            for row in looking.await? {
                 // One that cannot be read was logged when its change was read.
-                if let Ok(option) = found.option {
+                if let Ok(option) = row.option {
                     known.insert(option.option_id, self.learn_option(option));
                 }
             }

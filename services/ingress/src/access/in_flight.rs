@@ -1,8 +1,9 @@
 //! A bound on what is in flight, of which no partner can take everything.
 //!
-//! Guarantee: a partner can fill at most half of what the other partners leave free, so that a flood
-//! of one partner leaves room for everyone else. With a capacity of 1000, for example, the first
-//! busy partner gets 500 places and the second one 250; as their requests end, both approach 333.
+//! Guarantee: a partner can fill at most half of what the other partners leave free, so that a
+//! flood of one partner leaves room for everyone else. With a capacity of 1000, for example, the
+//! first busy partner gets 500 places and the second one 250; as their requests end, both approach
+//! 333.
 //!
 //! [`super::admission`] has one for each thing that it bounds, and relies on permits being dropped
 //! when their request ends.

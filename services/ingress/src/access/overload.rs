@@ -77,8 +77,8 @@ impl Window {
 }
 
 impl Overload {
-    /// Controls the capacity of `orders`, which is the limit without overload until now. `target` is
-    /// the longest delay that the shortest one of a window may have.
+    /// Controls the capacity of `orders`, which is the limit without overload until now. `target`
+    /// is the longest delay that the shortest one of a window may have.
     pub(super) fn new(orders: &Arc<InFlightLimit>, target: Duration, now: Instant) -> Self {
         Self {
             orders: Arc::clone(orders),

@@ -46,10 +46,10 @@ const FORGOTTEN: Duration = Duration::from_mins(1);
 pub(crate) struct Rates {
     limits: LimitsConfig,
     max_units: u32,
-    partners: Mutex<HashMap<PartnerId, Known>>,
+    partners: Mutex<HashMap<PartnerId, KnownRates>>,
 }
 
-struct Known {
+struct KnownRates {
     rates: Arc<PartnerRates>,
     used: Instant,
 }
@@ -123,7 +123,7 @@ impl Rates {
         let rates = Arc::new(self.rates(partner.limits, self.units_per_order(partner)));
         partners.insert(
             partner.id,
-            Known {
+            KnownRates {
                 rates: Arc::clone(&rates),
                 used: now,
             },
