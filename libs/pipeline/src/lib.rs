@@ -13,9 +13,9 @@
 //!   the server refuses, and [`access`] holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work
 //!   on their rows; [`lookout`] tells idle workers that rows are due, and [`sweep`] makes those due
-//!   that no message has brought. The tickets wait in queues
-//!   for [`permits`], which bound how many rows a worker works on at once, and share this number
-//!   between lanes and partners. `pace` lowers the share of partners whose attempts are slow.
+//!   that no message has brought. The tickets wait in queues for [`permits`], which bound how many
+//!   rows a worker works on at once, and share this number between lanes and their owners
+//!   ([`owner`]). `pace` lowers the share of owners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
 //!   connects the spans of one order, [`metrics`] and [`figures`] measure, [`pulse`] watches

@@ -3,8 +3,7 @@
 use domain::{EndpointId, PartnerId};
 
 /// Whose rows share a part of the permits: a partner, or, for webhooks, one of its endpoints, so
-/// that a slow endpoint takes nothing from the other endpoints of its partner. What is said of
-/// partners in this crate holds for each of these endpoints.
+/// that a slow endpoint takes nothing from the other endpoints of its partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     Partner(PartnerId),

@@ -1,10 +1,10 @@
-//! How quick the attempts of each partner are, so that [`crate::permits`] can give a smaller share
-//! to partners whose attempts take long.
+//! How quick the attempts of each owner are, so that [`crate::permits`] can give a smaller share
+//! to owners whose attempts take long.
 //!
 //! An endpoint that responds after 14 s holds each of its permits for 14 s. A few of those can hold
 //! all permits of a host, or of the stage, although none of them holds more than its share. So a
-//! partner has its whole share only once its attempts have turned out to be quick. What is
-//! remembered is a hint: a process that starts knows nothing, and at worst a partner gets a smaller
+//! owner has its whole share only once its attempts have turned out to be quick. What is
+//! remembered is a hint: a process that starts knows nothing, and at worst an owner gets a smaller
 //! share for its first attempts.
 
 use std::{
@@ -16,10 +16,10 @@ use runtime::make_room;
 
 use crate::owner::Owner;
 
-/// After this time without an attempt, the pace of a partner is no longer known.
+/// After this time without an attempt, the pace of an owner is no longer known.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
-/// What the attempts of a partner are like.
+/// What the attempts of an owner are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// No attempt has ended yet, and none takes long.
@@ -32,10 +32,10 @@ pub(crate) enum Pace {
 
 #[derive(Default)]
 pub(crate) struct Paces {
-    owners: HashMap<Owner, Known>,
+    owners: HashMap<Owner, KnownPace>,
 }
 
-struct Known {
+struct KnownPace {
     /// Whether the last attempt was slow; `None` if none has ended yet.
     last_was_slow: Option<bool>,
     /// When the last attempt ended, or the first one of several began.
@@ -45,10 +45,10 @@ struct Known {
 }
 
 impl Paces {
-    /// Notes that a partner without permits got one.
+    /// Notes that an owner without permits got one.
     pub(crate) fn begin(&mut self, owner: Owner, now: Instant) {
         make_room(&mut self.owners, |_, known| !known.is_old(now));
-        let known = self.owners.entry(owner).or_insert(Known {
+        let known = self.owners.entry(owner).or_insert(KnownPace {
             last_was_slow: None,
             progress: now,
             in_flight: true,
@@ -68,7 +68,7 @@ impl Paces {
         }
     }
 
-    /// Notes that a partner has no permits left. One without an attempt is forgotten, so that
+    /// Notes that an owner has no permits left. One without an attempt is forgotten, so that
     /// tickets of rows that do not exist leave nothing behind.
     pub(crate) fn end(&mut self, owner: Owner) {
         if let Entry::Occupied(mut entry) = self.owners.entry(owner) {
@@ -79,7 +79,7 @@ impl Paces {
         }
     }
 
-    /// The pace of a partner, if attempts are slow that take at least `slow`.
+    /// The pace of an owner, if attempts are slow that take at least `slow`.
     pub(crate) fn of(&self, owner: Owner, slow: Duration, now: Instant) -> Pace {
         let Some(known) = self.owners.get(&owner) else {
             return Pace::Unknown;
@@ -95,7 +95,7 @@ impl Paces {
     }
 }
 
-impl Known {
+impl KnownPace {
     fn is_old(&self, now: Instant) -> bool {
         !self.in_flight && now.saturating_duration_since(self.progress) >= REMEMBERED
     }

@@ -1,20 +1,20 @@
-//! Permits bound how many rows a worker runs at once, and share this room between lanes and
-//! partners.
+//! Permits bound how many rows a worker runs at once, and share this room between lanes and owners,
+//! which are partners, or at the notifier endpoints ([`crate::owner`]).
 //!
 //! A row is worked on only while it holds a [`Permit`], and dropping the permit returns
 //! it. Guarantee: while a few lanes hang, the next lane still finds a free permit, because each
 //! queue gets only a part of what the others have left:
 //!
-//! - A queue (one lane and one partner) holds at most half of the permits that it could reach,
+//! - A queue (one lane and one owner) holds at most half of the permits that it could reach,
 //!   which are its own and the free ones. Of 64 permits, for example, the first queue gets 32 and
 //!   the second gets 16 of the other 32.
-//! - All queues of one lane together, and all queues of one partner together, hold at most three
+//! - All queues of one lane together, and all queues of one owner together, hold at most three
 //!   quarters: 48 of 64.
-//! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
+//! - A lane, and an owner, also has a limit of its own. The limit of a lane may change at any
 //!   time, see [`LaneState`]. Within the limit of a lane, too, a queue usually holds at most half
 //!   of what it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
-//! - With [`PermitLimits::slow_attempt`], a partner has a small share until its attempts have
-//!   turned out to be quick, as `pace` notes them. All partners with slow attempts together hold at
+//! - With [`PermitLimits::slow_attempt`], an owner has a small share until its attempts have
+//!   turned out to be quick, as `pace` notes them. All owners with slow attempts together hold at
 //!   most half of the permits, and half of those of a lane.
 //!
 //! [`crate::queues`] asks for permits on behalf of waiting tickets. A worker gets a permit together
@@ -35,13 +35,13 @@ use crate::{
     pace::{Pace, Paces},
 };
 
-/// The queues of one lane, or of one partner, hold at most this many times the number of free
+/// The queues of one lane, or of one owner, hold at most this many times the number of free
 /// permits, which is three quarters of the permits that they could reach.
 const SHARED_BY_QUEUES: usize = 3;
 
-/// A partner whose attempts are slow, or not known yet, holds at most this part of the permits.
+/// An owner whose attempts are slow, or not known yet, holds at most this part of the permits.
 const NOT_QUICK_PART: usize = 64;
-/// The number of permits that such a partner may hold in any case, if the other limits allow it.
+/// The number of permits that such an owner may hold in any case, if the other limits allow it.
 const NOT_QUICK_LEAST: usize = 8;
 
 /// How much a worker may run at once.
@@ -53,8 +53,8 @@ pub struct PermitLimits {
     pub per_lane: usize,
     /// Maximum number of rows of one owner in flight: of a partner, or of an endpoint of a partner.
     pub per_owner: usize,
-    /// An attempt that takes at least this long is slow, and its partner gets a smaller share, so
-    /// that many slow partners together leave room for the others. `None` gives all partners the
+    /// An attempt that takes at least this long is slow, and its owner gets a smaller share, so
+    /// that many slow owners together leave room for the others. `None` gives all owners the
     /// same share, however long their attempts take.
     pub slow_attempt: Option<Duration>,
     /// A queue whose first ticket has waited for this long is slow: its further fresh tickets are
@@ -153,7 +153,7 @@ impl Permit {
         fits
     }
 
-    /// Notes how long the attempt under this permit took, so that the share of its partner follows
+    /// Notes how long the attempt under this permit took, so that the share of its owner follows
     /// from it.
     pub fn attempted(&self, took: Duration) {
         if let Some(slow) = self.permits.limits.slow_attempt {
@@ -238,7 +238,7 @@ impl Permits {
         queue_has_room && owner_has_room && lane_has_room
     }
 
-    /// Whether the pace of a partner allows it another permit. A partner whose attempts are known
+    /// Whether the pace of an owner allows it another permit. An owner whose attempts are known
     /// to be quick has no further limit.
     fn pace_allows(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize, now: Instant) -> bool {
         let Some(slow) = self.limits.slow_attempt else {
@@ -267,7 +267,7 @@ impl Permits {
             }
         }
         // A single permit is always possible, so that a worker with few permits serves slow
-        // partners, too.
+        // owners, too.
         of_slow == 0
             || (of_slow < self.limits.permits / 2
                 && (key.lane.is_empty() || of_slow_in_lane < lane_limit.div_ceil(2)))

@@ -1,7 +1,7 @@
 //! The queues in which tickets wait for a [`Permit`], so that neither a slow lane nor a busy
-//! partner makes the others wait.
+//! owner makes the others wait.
 //!
-//! Each pair of lane and partner has a queue of its own. Guarantees:
+//! Each pair of lane and owner has a queue of its own. Guarantees:
 //!
 //! - A queue keeps its order, and the queues take turns.
 //! - While fresh and due tickets both wait, due ones get every fourth permit and fresh ones the

@@ -1,5 +1,5 @@
-//! The loop of the sweep, which makes those rows due whose first lease ended without an outcome. The
-//! statements, and how they miss no row, are in `store`.
+//! The loop of the sweep, which makes those rows due whose first lease ended without an outcome.
+//! The statements, and how they miss no row, are in `store`.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! message ──────────▶ ticket ─┐
-//!                             ├─▶ queue of lane and partner ─▶ permit ─▶ claim ─▶ run
+//!                             ├─▶ queue of lane and owner ─▶ permit ─▶ claim ─▶ run
 //! look at due work ─▶ ticket ─┘
 //! ```
 //!
@@ -25,8 +25,8 @@
 //! - A message that cannot be read does not stop the others.
 //!
 //! For completeness the worker relies on PostgreSQL alone. It may lose any ticket, because the
-//! [`sweep`](crate::sweep) makes those rows due that nobody has finished within their first lease, and the next
-//! look finds every due row again.
+//! [`sweep`](crate::sweep) makes those rows due that nobody has finished within their first lease,
+//! and the next look finds every due row again.
 
 mod handler;
 mod messages;

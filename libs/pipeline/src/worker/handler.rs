@@ -107,7 +107,7 @@ pub struct Trigger {
     /// The trace context of the message; `None` for due work and without a trace.
     pub traceparent: Option<Arc<str>>,
     /// How long the ticket waited for its permit, because other rows used up what its lane, its
-    /// partner or the worker may have in flight.
+    /// owner or the worker may have in flight.
     pub permit_wait: Duration,
     /// When this process began the claim, which is never later than the commit of the claim.
     pub claim_began: Moment,
