@@ -31,7 +31,7 @@ use domain::{DeliveryId, EndpointKey, PartnerId, endpoint::BlockPolicy, event::N
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
-    payload::TopupReady,
+    payload::ReadyMessage,
     perform, trace,
     worker::{Handler, Permit, Ticket, TicketClass, Trigger},
 };
@@ -187,12 +187,12 @@ impl Handler for Deliver {
     const NAME: &'static str = "notifier";
     const KIND: &'static str = "ready";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
-    type Message = TopupReady;
+    type Message = ReadyMessage;
     type Id = DeliveryId;
     type Claimed = ClaimedDelivery;
 
-    fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
-        let TopupReady::V1 { deliveries } = message;
+    fn tickets_of(&self, message: ReadyMessage) -> Vec<Ticket<DeliveryId>> {
+        let ReadyMessage::V1 { deliveries } = message;
         deliveries
             .into_iter()
             .map(|ready| self.ticket(ready.delivery_id, EndpointKey::first(ready.partner_id)))
@@ -289,11 +289,11 @@ impl Deliver {
         let attempts_of_schedule = delivery
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
-        let result = outcome::result(&exchange, |is_resent| {
-            // If somebody has it sent again meanwhile, this was the first one of a new schedule.
-            let attempts = if is_resent { 0 } else { attempts_of_schedule };
-            self.retry_in(&delivery, &exchange, attempts)
-        });
+        let next = outcome::NextRetry {
+            retry_in: self.retry_in(&delivery, &exchange, attempts_of_schedule),
+            retry_if_resent: self.retry_in(&delivery, &exchange, 0),
+        };
+        let result = outcome::result(&exchange, next);
         let is_delivered = matches!(result, AttemptResult::Delivered);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may

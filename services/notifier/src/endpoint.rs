@@ -55,17 +55,19 @@ pub struct EndpointCache(Mutex<Cache>);
 
 #[derive(Default)]
 struct Cache {
-    endpoints: HashMap<EndpointId, Known>,
-    /// The configuration version at which the endpoints were read; see [`EndpointCache::learn`] for
-    /// when it goes back.
+    endpoints: HashMap<EndpointId, KnownEndpoint>,
+    /// The configuration version at which the targets were read that claims may take from here.
     configuration_version: Option<i64>,
 }
 
 /// What is known of an endpoint.
-struct Known {
+struct KnownEndpoint {
     target: Arc<DeliveryTarget>,
-    /// How long a claim may take the target from here; `None` if each claim has to read it.
-    validity: Option<Validity>,
+    /// Whether a claim may take the target from here, because it was read at the configuration
+    /// version of the cache.
+    is_current: bool,
+    /// When a claim has to read it in any case, because one of its secrets ends.
+    until: Option<OffsetDateTime>,
     /// Made from the target for its first webhook.
     prepared: Option<Arc<PreparedEndpoint>>,
 }
@@ -73,13 +75,14 @@ struct Known {
 impl Cache {
     /// The entry of an endpoint with this target. If it had another one, the partner has changed
     /// the endpoint, and what was made from the old one is forgotten.
-    fn with(&mut self, id: EndpointId, target: &Arc<DeliveryTarget>) -> &mut Known {
+    fn with(&mut self, id: EndpointId, target: &Arc<DeliveryTarget>) -> &mut KnownEndpoint {
         if self.endpoints.len() >= KEPT {
             self.endpoints.clear();
         }
-        let new = || Known {
+        let new = || KnownEndpoint {
             target: Arc::clone(target),
-            validity: None,
+            is_current: false,
+            until: None,
             prepared: None,
         };
         let known = self.endpoints.entry(id).or_insert_with(new);
@@ -104,13 +107,18 @@ impl EndpointCache {
     pub fn learn(&self, targets: Vec<(EndpointId, Arc<DeliveryTarget>, Validity)>) {
         let mut cache = lock(&self.0);
         for (id, target, validity) in targets {
-            // An older version comes from the slower one of two claims, or means that the database
-            // was restored, whose numbers come again.
-            if cache.configuration_version > Some(validity.configuration_version) {
-                cache.endpoints.clear();
+            // The version may also go back: the slower one of two claims has an older one, and the
+            // numbers of a restored database come again.
+            let read_at = Some(validity.configuration_version);
+            if cache.configuration_version != read_at {
+                cache.configuration_version = read_at;
+                for known in cache.endpoints.values_mut() {
+                    known.is_current = false;
+                }
             }
-            cache.configuration_version = Some(validity.configuration_version);
-            cache.with(id, &target).validity = Some(validity);
+            let known = cache.with(id, &target);
+            known.is_current = true;
+            known.until = validity.until;
         }
     }
 
@@ -129,9 +137,9 @@ impl EndpointCache {
     ) -> Option<Arc<DeliveryTarget>> {
         let cache = lock(&self.0);
         let known = cache.endpoints.get(&id)?;
-        let validity = known.validity?;
-        let holds = validity.configuration_version == configuration_version
-            && validity.until.is_none_or(|until| now < until);
+        let holds = cache.configuration_version == Some(configuration_version)
+            && known.is_current
+            && known.until.is_none_or(|until| now < until);
         holds.then(|| Arc::clone(&known.target))
     }
 

@@ -104,13 +104,17 @@ pub(crate) fn detail(exchange: &ExchangeResult) -> Option<String> {
     }
 }
 
+/// When the next attempt is made, after one that failed.
+#[derive(Clone, Copy)]
+pub(crate) struct NextRetry {
+    pub(crate) retry_in: Option<Duration>,
+    /// The same, if somebody has the delivery sent again while the attempt is in flight, so that it
+    /// was the first one of a new schedule.
+    pub(crate) retry_if_resent: Option<Duration>,
+}
+
 /// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
-/// `retry_in` says when the next attempt is made; for a schedule that was begun anew while the
-/// attempt was in flight it is asked again, with `true`.
-pub(crate) fn result(
-    exchange: &ExchangeResult,
-    retry_in: impl Fn(bool) -> Option<Duration>,
-) -> AttemptResult {
+pub(crate) fn result(exchange: &ExchangeResult, next: NextRetry) -> AttemptResult {
     let error = match exchange {
         Ok(response) if response.acknowledges() => return AttemptResult::Delivered,
         Ok(response) => format!("responded {}", response.status),
@@ -118,8 +122,8 @@ pub(crate) fn result(
     };
     AttemptResult::Failed {
         error,
-        retry_in: retry_in(false),
-        retry_if_resent: retry_in(true),
+        retry_in: next.retry_in,
+        retry_if_resent: next.retry_if_resent,
         endpoint_failed: matches!(exchange, Ok(_) | Err(AttemptFailure::NoResponse(_))),
     }
 }
@@ -238,7 +242,11 @@ mod tests {
         let levels = Levels::default();
         let logged = |failure: AttemptFailure, retry_in: Option<Duration>| {
             let exchange = Err(failure);
-            let result = result(&exchange, |_| retry_in);
+            let next = NextRetry {
+                retry_in,
+                retry_if_resent: retry_in,
+            };
+            let result = result(&exchange, next);
             tracing::subscriber::with_default(levels.clone(), || {
                 log(&delivery(), &exchange, &result);
             });
