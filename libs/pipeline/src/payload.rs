@@ -3,7 +3,8 @@
 //! no secrets.
 //!
 //! Each message carries its type and version as a tag, so that a reader refuses what it does not
-//! know instead of guessing. Programs of two versions run side by side during an upgrade, and the
+//! know instead of guessing. In tags, subjects and streams `topup` names this system, and not a
+//! unit as everywhere else. Programs of two versions run side by side during an upgrade, and the
 //! new one must still read what the old one sends. So when a message changes after `v0.1.0`, its
 //! new form becomes a further variant of its type, and the old variant stays until no stream can
 //! hold it any more.
@@ -29,7 +30,7 @@ pub const ROWS_PER_MESSAGE: usize = 32;
 /// with the subject `topup.job.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum TopupJob {
+pub enum JobMessage {
     /// At most [`ROWS_PER_MESSAGE`] placements of one provider.
     #[serde(rename = "topup.job.v1")]
     V1 { placements: Vec<JobPlacement> },
@@ -51,7 +52,7 @@ pub struct JobPlacement {
 /// publishes the event. Otherwise the provisioner does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum TopupReady {
+pub enum ReadyMessage {
     /// At most [`ROWS_PER_MESSAGE`] deliveries.
     #[serde(rename = "topup.ready.v1")]
     V1 { deliveries: Vec<ReadyDelivery> },
@@ -152,7 +153,7 @@ pub enum Heartbeat {
 /// seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum DepartureQuestion {
+pub enum LeftQuestion {
     #[serde(rename = "topup.left.v1")]
     V1 {
         order_id: OrderId,
@@ -166,7 +167,7 @@ pub enum DepartureQuestion {
 /// knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum DepartureReply {
+pub enum LeftReply {
     #[serde(rename = "topup.departed.v1")]
     V1 { order_id: OrderId },
 }
@@ -179,7 +180,7 @@ mod tests {
     fn a_job_is_small_and_tagged() {
         let placement_id = PlacementId::new();
         let partner_id = PartnerId::new();
-        let job = TopupJob::V1 {
+        let job = JobMessage::V1 {
             placements: vec![JobPlacement {
                 placement_id,
                 partner_id,
@@ -193,13 +194,13 @@ mod tests {
                 r#"{{"type":"topup.job.v1","placements":[{{"placement_id":"{placement_id}","partner_id":"{partner_id}","lane":"a"}}]}}"#
             )
         );
-        assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), job);
+        assert_eq!(serde_json::from_str::<JobMessage>(&text).unwrap(), job);
     }
 
     #[test]
     fn a_message_of_an_unknown_version_is_refused() {
         let text = r#"{"type":"topup.job.v2","placements":[]}"#;
-        assert!(serde_json::from_str::<TopupJob>(text).is_err());
+        assert!(serde_json::from_str::<JobMessage>(text).is_err());
     }
 
     #[test]

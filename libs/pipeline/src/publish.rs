@@ -17,7 +17,7 @@ use tracing::Instrument;
 use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
-    payload::{Heartbeat, JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady},
+    payload::{Heartbeat, JobMessage, JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, ReadyMessage},
     streams::{JOBS, READY},
     trace,
 };
@@ -31,6 +31,12 @@ pub struct AnnouncedRow<T> {
     pub row: T,
     /// W3C trace context of the work that the row comes from, if it is recorded.
     pub traceparent: Option<String>,
+}
+
+/// A job for a provider, and the placement that it announces there.
+pub struct Job {
+    pub provider: String,
+    pub placement: AnnouncedRow<JobPlacement>,
 }
 
 fn unzip<T>(rows: Vec<AnnouncedRow<T>>) -> (Vec<T>, Vec<Option<String>>) {
@@ -86,24 +92,21 @@ impl Nats {
         })
     }
 
-    /// Starts the publisher of jobs, each with the provider that it goes to.
-    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<(String, AnnouncedRow<JobPlacement>)> {
-        self.batcher(
-            "jobs",
-            shutdown,
-            async |nats: Self, jobs: Vec<(String, AnnouncedRow<JobPlacement>)>| {
-                let jobs = group_by_address(jobs.into_iter());
-                let messages = jobs.into_iter().map(|(provider, rows)| {
-                    let (placements, traceparents) = unzip(rows);
-                    Message {
-                        subject: nats.job_subject(&provider),
-                        content: TopupJob::V1 { placements },
-                        traceparents,
-                    }
-                });
-                nats.publish_all(JOBS, messages).await;
-            },
-        )
+    /// Starts the publisher of jobs.
+    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<Job> {
+        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<Job>| {
+            let jobs = jobs.into_iter().map(|job| (job.provider, job.placement));
+            let jobs = group_by_address(jobs);
+            let messages = jobs.into_iter().map(|(provider, rows)| {
+                let (placements, traceparents) = unzip(rows);
+                Message {
+                    subject: nats.job_subject(&provider),
+                    content: JobMessage::V1 { placements },
+                    traceparents,
+                }
+            });
+            nats.publish_all(JOBS, messages).await;
+        })
     }
 
     /// Starts the publisher of readiness events.
@@ -118,7 +121,7 @@ impl Nats {
                     let (deliveries, traceparents) = unzip(rows);
                     Message {
                         subject: nats.ready_batch_subject(),
-                        content: TopupReady::V1 { deliveries },
+                        content: ReadyMessage::V1 { deliveries },
                         traceparents,
                     }
                 });
@@ -209,8 +212,8 @@ impl Nats {
         }
     }
 
-    /// Tells every ingress process that a provisioner can buy from this provider now. No crash point
-    /// is named after it, because nothing is promised by it.
+    /// Tells every ingress process that a provisioner can buy from this provider now. No crash
+    /// point is named after it, because nothing is promised by it.
     pub async fn send_heartbeat(&self, provider: &str) {
         let subject = self.heartbeat_subject(provider);
         let heartbeat = Heartbeat::V1 {

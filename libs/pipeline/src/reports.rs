@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Effect, Nats,
-    payload::{DepartureQuestion, DepartureReply, ReadyReport, Reports, VerdictReport},
+    payload::{LeftQuestion, LeftReply, ReadyReport, Reports, VerdictReport},
     publish::group_by_address,
 };
 
@@ -63,14 +63,14 @@ impl Nats {
     }
 
     /// Asks all ingress processes whether the answer of an order has left.
-    pub async fn ask_departure(&self, question: &DepartureQuestion) {
-        let subject = self.departures_subject(None);
+    pub async fn ask_left(&self, question: &LeftQuestion) {
+        let subject = self.left_subject(None);
         self.send(Effect::Send, subject, question, None).await;
     }
 
     /// Tells an ingress process that the answer of an order has left.
-    pub async fn tell_departure(&self, ingress: Uuid, reply: &DepartureReply) {
-        let subject = self.departures_subject(Some(ingress));
+    pub async fn tell_left(&self, ingress: Uuid, reply: &LeftReply) {
+        let subject = self.left_subject(Some(ingress));
         self.send(Effect::Send, subject, reply, None).await;
     }
 

@@ -319,7 +319,7 @@ impl Nats {
 
     /// The subject on which all ingress processes, or the one with this id, hear of answers that
     /// have left.
-    pub fn departures_subject(&self, ingress: Option<Uuid>) -> String {
+    pub fn left_subject(&self, ingress: Option<Uuid>) -> String {
         let to = ingress.map_or_else(|| "all".to_owned(), |id| id.simple().to_string());
         format!("{}topup.left.{to}", self.config.stream_prefix)
     }

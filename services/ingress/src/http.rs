@@ -8,11 +8,11 @@
 pub(crate) mod body;
 pub(crate) mod codes;
 pub(crate) mod connection;
-pub(crate) mod departures;
 pub(crate) mod described;
 pub(crate) mod error;
 pub(crate) mod explanations;
 pub(crate) mod faults;
+pub(crate) mod left;
 pub(crate) mod named;
 pub(crate) mod refusals;
 pub(crate) mod server;

@@ -51,10 +51,7 @@ use pg::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
 };
-use pipeline::{
-    Batcher, Nats, NatsConfig, figures, payload::JobPlacement, publish::AnnouncedRow,
-    timing::PLACEMENT_WAIT_MAX,
-};
+use pipeline::{Batcher, Nats, NatsConfig, figures, publish::Job, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -405,7 +402,7 @@ fn accept_orders(
     parts: &Parts,
     directory: &Arc<Directory>,
     handshake: Arc<Handshake>,
-    jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
+    jobs: Batcher<Job>,
     shutdown: &Shutdown,
 ) -> Arc<OrderService> {
     Arc::new(OrderService {
@@ -439,7 +436,7 @@ fn self_service(
         .http_live(config.http.webhook_http_live);
     Ok(SelfService {
         gate: Arc::clone(gate),
-        departures: Arc::clone(&orders.handshake.departures),
+        left_answers: Arc::clone(&orders.handshake.left_answers),
         database: parts.database.clone(),
         connections: Semaphore::new(SELF_SERVICE_CONCURRENCY.into()),
         vault: parts.vault.clone(),

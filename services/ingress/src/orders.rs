@@ -3,7 +3,7 @@
 //! [`create`] is the handler. [`request`] parses the body, and [`check`] checks it against the
 //! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`]
 //! meanwhile receives the verdicts and [`heartbeats`] of the provisioners, and holds the readiness
-//! events of the order until its answer has left. [`crate::http::departures`] remembers that it
+//! events of the order until its answer has left. [`crate::http::left`] remembers that it
 //! has, for early cancellations. [`mishap`] makes answers go wrong for sandbox accounts that ask
 //! for it, and [`result`] names what became of a request for the metrics.
 

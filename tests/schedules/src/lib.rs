@@ -54,7 +54,7 @@ pub mod trace;
 pub mod work;
 pub mod worker;
 pub mod http {
-    pub(crate) mod departures;
+    pub(crate) mod left;
 }
 pub mod time {
     pub use shuttle_tokio::time::*;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Shutdown, lock,
-    payload::{DepartureQuestion, DepartureReply, ReadyDelivery, Reports},
+    payload::{LeftQuestion, LeftReply, ReadyDelivery, Reports},
     publish::AnnouncedRow,
 };
 
@@ -72,7 +72,7 @@ impl Nats {
         format!("heartbeat.{provider}")
     }
 
-    pub fn departures_subject(&self, ingress: Option<Uuid>) -> String {
+    pub fn left_subject(&self, ingress: Option<Uuid>) -> String {
         ingress.map_or_else(|| "left.all".to_owned(), |id| format!("left.{id}"))
     }
 
@@ -86,13 +86,13 @@ impl Nats {
     }
 
     #[allow(clippy::unused_async, reason = "as in production")]
-    pub async fn ask_departure(&self, question: &DepartureQuestion) {
-        self.send(&self.departures_subject(None), question);
+    pub async fn ask_left(&self, question: &LeftQuestion) {
+        self.send(&self.left_subject(None), question);
     }
 
     #[allow(clippy::unused_async, reason = "as in production")]
-    pub async fn tell_departure(&self, ingress: Uuid, reply: &DepartureReply) {
-        self.send(&self.departures_subject(Some(ingress)), reply);
+    pub async fn tell_left(&self, ingress: Uuid, reply: &LeftReply) {
+        self.send(&self.left_subject(Some(ingress)), reply);
     }
 
     fn send<M: Serialize>(&self, subject: &str, message: &M) {

@@ -199,7 +199,7 @@ async fn what_the_server_refuses_to_a_stage_is_known() {
     })
     .await;
     let listening = nats.clone();
-    let subject = nats.departures_subject(None);
+    let subject = nats.left_subject(None);
     tokio::spawn(async move { listening.listen(subject, |_: serde_json::Value| {}).await });
     until("the refused subscription", async || {
         nats.refused()

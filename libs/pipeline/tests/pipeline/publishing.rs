@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId, PlacementId};
-use pipeline::payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady};
-use pipeline::publish::AnnouncedRow;
+use pipeline::payload::{JobMessage, JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, ReadyMessage};
+use pipeline::publish::{AnnouncedRow, Job};
 use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -36,9 +36,13 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         } else {
             (&mut sandbox, "sandbox")
         };
-        let job = job();
-        to.push(job.row.clone());
-        jobs.push((name.to_owned(), job));
+        let placement = job();
+        to.push(placement.row.clone());
+        let provider = name.to_owned();
+        jobs.push(Job {
+            provider,
+            placement,
+        });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
@@ -47,7 +51,7 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     let mut sizes = Vec::new();
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
-        let TopupJob::V1 { placements } = serde_json::from_slice(&message.payload).unwrap();
+        let JobMessage::V1 { placements } = serde_json::from_slice(&message.payload).unwrap();
         assert!(
             message.headers.get(trace::TRACEPARENT).is_none(),
             "nothing is traced"
@@ -98,7 +102,7 @@ async fn readiness_travels_in_batches() {
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
         assert_eq!(message.subject.as_str(), bench.nats.ready_batch_subject());
-        let TopupReady::V1 { deliveries } = serde_json::from_slice(&message.payload).unwrap();
+        let ReadyMessage::V1 { deliveries } = serde_json::from_slice(&message.payload).unwrap();
         found.extend(deliveries);
     }
     // Batches may be stored in another order.

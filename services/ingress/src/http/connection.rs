@@ -22,7 +22,7 @@
 //! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the
 //! head and the body into that buffer, writes the buffer to the socket, and then calls
 //! `poll_flush`. So at each flush, everything that was buffered before has been accepted by the
-//! kernel. The test `a_departure_is_not_reported_while_the_socket_is_full` pins this behaviour of
+//! kernel. The test `an_answer_has_not_left_while_the_socket_is_full` pins this behaviour of
 //! hyper. Whether the bytes then reach the client cannot be known without a reply from it.
 
 use std::{

@@ -42,13 +42,13 @@ use pipeline::{
     group_commit::{BatchWriter, WriterPanicked},
     payload::{JobPlacement, Verdict},
     perform,
-    publish::AnnouncedRow,
+    publish::{AnnouncedRow, Job},
     timing::ANSWER,
 };
 use runtime::{Shutdown, clock::Moment};
 use serde::Serialize;
 use store::orders::{NewOrder, NewTopup, OrderStatus};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use utoipa::ToSchema;
@@ -85,7 +85,7 @@ pub(crate) struct CreatedAnswer {
     /// The deadline: after it, the response is not sent.
     pub(crate) deadline: Moment,
     /// Signals that the response has left. Dropping it means that the response never will.
-    pub(crate) departed: oneshot::Sender<()>,
+    pub(crate) left: oneshot::Sender<()>,
 }
 
 pub(crate) type OrderAnswer = Result<CreatedAnswer, ApiError>;
@@ -95,7 +95,7 @@ pub(crate) struct OrderService {
     pub(crate) commit: GroupCommit<InsertAndAnnounce>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) handshake: Arc<Handshake>,
-    pub(crate) jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
+    pub(crate) jobs: Batcher<Job>,
     pub(crate) topup_ids: TopupIds,
     pub(crate) providers: Vec<String>,
     pub(crate) placement_wait: Duration,
@@ -113,13 +113,13 @@ pub(crate) struct OrderService {
 /// answer's time.
 pub(crate) struct InsertAndAnnounce {
     database: Database,
-    jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
+    jobs: Batcher<Job>,
 }
 
 impl InsertAndAnnounce {
     pub(crate) fn start(
         database: &Database,
-        jobs: &Batcher<(String, AnnouncedRow<JobPlacement>)>,
+        jobs: &Batcher<Job>,
         shutdown: &Shutdown,
     ) -> GroupCommit<Self> {
         let database = database.clone();
@@ -142,6 +142,14 @@ struct Stored {
     /// When the order can no longer be answered. It is a moment before the `answer_by` that
     /// PostgreSQL has stored; see [`pipeline::timing`].
     answer_deadline: Moment,
+}
+
+/// What has become of the earlier order with the same external id.
+enum EarlierOrder {
+    /// It is carried out.
+    Stands,
+    /// It was refused, so its external id is free again.
+    Refused,
 }
 
 pub(crate) struct InsertResult {
@@ -247,15 +255,18 @@ impl OrderService {
         // after it.
         let awaited = order.awaits_verdicts();
         let pending_answer = awaited.then(|| self.handshake.expect_reports(&order));
-        let sent = match self.store_unless_taken(&mut order, &mut answer).await {
-            Ok(Some(sent)) => sent,
-            Ok(None) => {
-                let taken = ApiError::Unprocessable(vec![RequestFault::new(
-                    ErrorCode::ExternalOrderIdTaken,
-                )]);
-                return self.fail(order.partner_id, taken, answer);
+        let stored = self.store_unless_taken(&mut order, &mut answer).await;
+        let taken =
+            || ApiError::Unprocessable(vec![RequestFault::new(ErrorCode::ExternalOrderIdTaken)]);
+        let sent = match stored.and_then(|sent| sent.ok_or_else(taken)) {
+            Ok(sent) => sent,
+            Err(error) => {
+                self.fail(order.partner_id, error, answer);
+                if let Some(pending_answer) = pending_answer {
+                    pending_answer.forget();
+                }
+                return;
             }
-            Err(error) => return self.fail(order.partner_id, error, answer),
         };
         let order_id = order.order_id;
         let answer_deadline = sent + order.answer_within;
@@ -277,7 +288,7 @@ impl OrderService {
         // From here on this process sends no 201 of the order and does not refuse it. A 500 may
         // still be on its way; it promises nothing.
         self.handshake
-            .departures
+            .left_answers
             .note(order_id, answer_deadline.monotonic);
     }
 
@@ -368,10 +379,14 @@ impl OrderService {
                 );
                 let errors = decide::refusal_errors(order.order_id, &refusals);
                 self.fail(order.partner_id, ApiError::Unprocessable(errors), answer);
+                pending_answer.forget();
             }
             // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises
             // nothing, and a repeated request learns which of them is true.
-            Err(error) => self.fail(order.partner_id, error, answer),
+            Err(error) => {
+                self.fail(order.partner_id, error, answer);
+                pending_answer.forget();
+            }
         }
     }
 
@@ -399,41 +414,54 @@ impl OrderService {
         answer: &mut oneshot::Sender<OrderAnswer>,
     ) -> Result<Option<Moment>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
-        let mut duplicate_permit = None;
+        let mut place = None;
         loop {
-            let mut pause = FIRST_PAUSE;
             let inserted = self.insert(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            while let Some(OrderStatus {
-                decided,
-                undecided_for,
-            }) = self.status(order).await?
+            match self
+                .until_decided(order, give_up, &mut place, answer)
+                .await?
             {
-                if decided {
-                    return Ok(None);
-                }
-                // It may be another order each time: of several equal requests one after the other
-                // is refused.
-                if Instant::now() >= give_up {
-                    return Err(UNDECIDED_ORDER);
-                }
-                if duplicate_permit.is_none() {
-                    duplicate_permit =
-                        Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(pause.min(undecided_for)) => {}
-                    // Nobody reads the answer, and others wait for this place.
-                    () = answer.closed() => return Err(ApiError::HungUp),
-                }
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                EarlierOrder::Stands => return Ok(None),
+                EarlierOrder::Refused if Instant::now() >= give_up => return Err(UNDECIDED_ORDER),
+                EarlierOrder::Refused => {}
+            }
+        }
+    }
+
+    /// Waits until the earlier order that has this order's external id is decided. It may be
+    /// another one each time that it is looked at, because of several equal requests one after the
+    /// other is refused. `place` is the request's place among those that wait, which it takes when
+    /// it has to.
+    async fn until_decided<'a>(
+        &'a self,
+        order: &NewOrder,
+        give_up: Instant,
+        place: &mut Option<SemaphorePermit<'a>>,
+        answer: &mut oneshot::Sender<OrderAnswer>,
+    ) -> Result<EarlierOrder, ApiError> {
+        let mut pause = FIRST_PAUSE;
+        while let Some(earlier) = self.status(order).await? {
+            if earlier.decided {
+                return Ok(EarlierOrder::Stands);
             }
             if Instant::now() >= give_up {
                 return Err(UNDECIDED_ORDER);
             }
+            if place.is_none() {
+                let free = self.duplicates.try_acquire();
+                *place = Some(free.map_err(|_| UNDECIDED_ORDER)?);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause.min(earlier.undecided_for)) => {}
+                // Nobody reads the answer, and others wait for this place.
+                () = answer.closed() => return Err(ApiError::HungUp),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
+        Ok(EarlierOrder::Refused)
     }
 
     /// Reads the status of the order that has this order's external id, if one stands.
@@ -512,18 +540,18 @@ fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
 
 /// Hands the jobs of an order to the publisher, which sends them in the background. A job that is
 /// lost costs time only: the sweep finds its placement.
-fn publish(jobs: &Batcher<(String, AnnouncedRow<JobPlacement>)>, order: &NewOrder) {
+fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
     for placement in &order.placements {
-        let provider = placement.provider.clone();
-        let traceparent = order.traceparent.clone();
-        let placement_id = placement.placement_id;
-        let lane = placement.lane.clone();
         let row = JobPlacement {
-            placement_id,
+            placement_id: placement.placement_id,
             partner_id: order.partner_id,
-            lane,
+            lane: placement.lane.clone(),
         };
-        jobs.push((provider, AnnouncedRow { row, traceparent }));
+        let traceparent = order.traceparent.clone();
+        jobs.push(Job {
+            provider: placement.provider.clone(),
+            placement: AnnouncedRow { row, traceparent },
+        });
     }
 }
 
@@ -548,18 +576,18 @@ async fn send_201_and_wait(
     let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
         return;
     };
-    let (departed, departure) = oneshot::channel();
+    let (left, has_left) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer
             .send(Ok(CreatedAnswer {
                 body: body.into(),
                 deadline,
-                departed,
+                left,
             }))
             .is_ok()
         {
             // After the deadline the connection sends nothing of the response any more.
-            let _ = tokio::time::timeout_at(deadline.monotonic.into(), departure).await;
+            let _ = tokio::time::timeout_at(deadline.monotonic.into(), has_left).await;
         }
     })
     .await;

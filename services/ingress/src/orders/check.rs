@@ -7,10 +7,10 @@
 //! [`super::create`] calls [`OrderService::check`] before it submits the order to
 //! [`super::accept`].
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
-    Agreed, Environment, OptionId, PlacementId,
+    Agreed, Environment, OptionId, OrderId, PlacementId,
     cut::{self, OptionAtProvider},
 };
 use pipeline::trace;
@@ -88,8 +88,13 @@ impl OrderService {
         if errors.is_empty() {
             let placements = self.placements(partner, &items, &options);
             return Ok(NewOrder {
+                order_id: OrderId::new(),
+                partner_id: partner.id,
+                external_order_id,
                 traceparent: trace::context_of(&Span::current()),
-                ..NewOrder::new(partner.id, external_order_id, placements)
+                answer_within: Duration::ZERO,
+                answering: None,
+                placements,
             });
         }
         // The order has errors and will not be stored, which would show whether its external id is

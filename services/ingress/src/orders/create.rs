@@ -218,7 +218,7 @@ async fn create(
     let CreatedAnswer {
         body,
         deadline,
-        departed,
+        left,
     } = answered.map_err(ApiError::Internal)??;
     let headers = [(
         header::CONTENT_TYPE,
@@ -227,7 +227,7 @@ async fn create(
     Ok((
         StatusCode::CREATED,
         headers,
-        answer_body(body, connection, deadline, departed),
+        answer_body(body, connection, deadline, left),
     )
         .into_response())
 }

@@ -54,7 +54,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::heartbeats::Heartbeats;
-use crate::http::departures::Departures;
+use crate::http::left::LeftAnswers;
 
 /// How often a process that stops checks whether it still waits for readiness events.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
@@ -67,7 +67,7 @@ pub(crate) struct Handshake {
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
     /// The orders whose answers have left.
-    pub(crate) departures: Arc<Departures>,
+    pub(crate) left_answers: Arc<LeftAnswers>,
 }
 
 impl Handshake {
@@ -82,7 +82,7 @@ impl Handshake {
         Arc::new(Self {
             nats: nats.clone(),
             ingress_id,
-            departures: Arc::new(Departures::new(nats, ingress_id)),
+            left_answers: Arc::new(LeftAnswers::new(nats, ingress_id)),
             pending: Arc::new(PendingOrders {
                 orders: Mutex::default(),
                 readiness_events: nats.readiness_events(shutdown),
@@ -122,8 +122,8 @@ impl Handshake {
         let heartbeats = self
             .nats
             .listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
-        let departures = self.departures.listen();
-        tokio::try_join!(reports, heartbeats, departures).map(|_| ())
+        let left_answers = self.left_answers.listen();
+        tokio::try_join!(reports, heartbeats, left_answers).map(|_| ())
     }
 
     /// Waits at the end of a stop for the readiness events of answered orders whose units are
@@ -296,8 +296,8 @@ pub(crate) struct Verdicts {
     pub(crate) provider_time: Option<Duration>,
 }
 
-/// An order whose answer is pending. Dropping it means that the answer has left or never will, and
-/// so publishes the readiness events that were held. After a 201, [`Self::answered`] does so.
+/// An order whose answer is pending, until [`Self::answered`] or [`Self::forget`]. Dropping it, as
+/// a panic does, forgets the order, too, so that no readiness event is held for ever.
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
@@ -330,6 +330,11 @@ impl PendingAnswer {
     /// and expects those of the missing units until the deadline of the answer.
     pub(crate) fn answered(mut self, answer_deadline: Instant) {
         self.remember_until = Some(answer_deadline);
+    }
+
+    /// The order gets no 201. Publishes the readiness events that were held, if there are any, and
+    /// expects no further ones.
+    pub(crate) fn forget(self) {
         drop(self);
     }
 }
@@ -520,7 +525,7 @@ mod tests {
             published.try_recv().is_err(),
             "the answer is still on its way"
         );
-        drop(answer);
+        answer.forget();
         assert_eq!(published.recv().await, Some(held));
         let later = report_ready(&pending, order.order_id);
         assert_eq!(published.recv().await, Some(later));
@@ -555,7 +560,7 @@ mod tests {
         let reported: Vec<DeliveryId> = (0..100)
             .map(|_| report_ready(&pending, order.order_id))
             .collect();
-        drop(answer);
+        answer.forget();
         assert_eq!(
             [published.recv().await, published.recv().await],
             [Some(reported[0]), Some(reported[1])]
@@ -571,7 +576,7 @@ mod tests {
         let twice = report_ready(&pending, order.order_id);
         report_delivery(&pending, order.order_id, twice);
         let other = report_ready(&pending, order.order_id);
-        drop(answer);
+        answer.forget();
         assert_eq!(
             [published.recv().await, published.recv().await],
             [Some(twice), Some(other)]

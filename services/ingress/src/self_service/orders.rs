@@ -239,7 +239,7 @@ pub(super) async fn cancel(
     let mut cancelled = cancel(None).await?;
     // PostgreSQL does not know yet whether the order is answered, but a process may.
     if let OrderCancellation::Undecided { order_id, .. } = cancelled
-        && session.service().departures.has_left(order_id).await
+        && session.service().left_answers.has_left(order_id).await
     {
         cancelled = cancel(Some(order_id)).await?;
     }

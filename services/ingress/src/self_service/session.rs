@@ -40,8 +40,8 @@ use crate::{
     http::{
         body,
         codes::ErrorCode,
-        departures::Departures,
         error::{self, ApiError},
+        left::LeftAnswers,
         refusals::RequestSender,
     },
 };
@@ -60,7 +60,7 @@ pub(super) const OVERLAP: Overlap = Overlap {
 pub(crate) struct SelfService {
     pub(crate) gate: Arc<RequestGate>,
     /// Which orders have got their answers, for those that are cancelled early.
-    pub(crate) departures: Arc<Departures>,
+    pub(crate) left_answers: Arc<LeftAnswers>,
     pub(crate) database: Database,
     /// Limits the database connections that these requests use at once.
     /// Requests get them in the order of their arrival. A flood of one partner does not starve the

@@ -11,7 +11,7 @@ use domain::{
 use notifier::Config;
 use pg::schema;
 use pipeline::Nats;
-use pipeline::payload::{ReadyDelivery, TopupReady};
+use pipeline::payload::{ReadyDelivery, ReadyMessage};
 use runtime::{Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
@@ -345,7 +345,7 @@ impl Bench {
     /// Publishes the readiness event, as the provisioner does.
     pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
         let delivery_id = self.delivery_of(topup_id).await;
-        let event = TopupReady::V1 {
+        let event = ReadyMessage::V1 {
             deliveries: vec![ReadyDelivery {
                 delivery_id,
                 partner_id,

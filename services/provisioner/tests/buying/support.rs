@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pg::schema;
 use pipeline::Nats;
-use pipeline::payload::{JobPlacement, TopupJob};
+use pipeline::payload::{JobMessage, JobPlacement};
 use provisioner::Config;
 use runtime::{Shutdown, clock};
 use sandbox::script;
@@ -309,7 +309,7 @@ impl Bench {
                     partner_id: partner.into(),
                     lane,
                 });
-            let job = TopupJob::V1 {
+            let job = JobMessage::V1 {
                 placements: placements.collect(),
             };
             self.nats

@@ -88,7 +88,7 @@ pub fn readiness_follows_its_answer_once() {
         let asks = tokio::spawn({
             let left = Arc::clone(&left);
             async move {
-                if theirs.departures.has_left(order_id).await {
+                if theirs.left_answers.has_left(order_id).await {
                     assert!(left.load(Ordering::Relaxed), "it has not left yet");
                 }
             }
@@ -103,7 +103,7 @@ pub fn readiness_follows_its_answer_once() {
                     assert_eq!(verdicts.known[&placement_id], Verdict::Placed);
                 }
                 left.store(true, Ordering::Relaxed);
-                ours.departures.note(order_id, Instant::now() + WAIT);
+                ours.left_answers.note(order_id, Instant::now() + WAIT);
                 if waits {
                     answer.answered(Instant::now() + WAIT);
                 } else {

@@ -24,7 +24,7 @@ struct Program {
 /// A server, and the signals that its responses have left.
 struct Served {
     address: SocketAddr,
-    departures: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
+    left_answers: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
     shutdown: Shutdown,
 }
 
@@ -34,12 +34,12 @@ const LARGE: usize = 32 * 1024 * 1024;
 /// `GET /` answers with a `deadline` from the request on, and `GET /large` with [`LARGE`] bytes;
 /// `POST /` answers without reading the body.
 async fn serve(deadline: Duration, settings: &[&str]) -> Served {
-    let (departures, reported) = mpsc::unbounded_channel();
+    let (left_answers, reported) = mpsc::unbounded_channel();
     let answer = move |bytes: Bytes| {
-        let departures = departures.clone();
+        let left_answers = left_answers.clone();
         move |Extension(connection): Extension<Arc<Connection>>| async move {
-            let (left, departure) = oneshot::channel();
-            departures.send(departure).unwrap();
+            let (left, has_left) = oneshot::channel();
+            left_answers.send(has_left).unwrap();
             answer_body(bytes, connection, Moment::now() + deadline, left)
         }
     };
@@ -68,7 +68,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     shutdown.spawn("server", serving);
     Served {
         address,
-        departures: reported,
+        left_answers: reported,
         shutdown,
     }
 }
@@ -103,7 +103,7 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
     for _ in 0..2 {
         client.write_all(GET).await.unwrap();
         served
-            .departures
+            .left_answers
             .recv()
             .await
             .unwrap()
@@ -120,20 +120,20 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
 
 /// The signal waits for the last byte, not for the first one.
 #[tokio::test]
-async fn a_departure_is_not_reported_while_the_socket_is_full() {
+async fn an_answer_has_not_left_while_the_socket_is_full() {
     let mut served = serve(LATER, &[]).await;
     let mut client = send(served.address, b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    let mut departure = served.departures.recv().await.unwrap();
+    let mut has_left = served.left_answers.recv().await.unwrap();
     let mut received = part(&mut client).await.len();
     assert!(
-        departure.try_recv().is_err(),
+        has_left.try_recv().is_err(),
         "the answer began to arrive, and cannot have left"
     );
     let mut bytes = vec![0; 1024 * 1024];
     while received < LARGE {
         received += client.read(&mut bytes).await.unwrap();
     }
-    departure.await.expect("the answer has left");
+    has_left.await.expect("the answer has left");
 }
 
 /// A stop cuts no connection, accepted or not, with or without a request.
@@ -156,7 +156,7 @@ async fn an_answer_after_its_deadline_is_not_sent() {
     let mut served = serve(Duration::ZERO, &[]).await;
     let mut client = send(served.address, GET).await;
     assert!(
-        served.departures.recv().await.unwrap().await.is_err(),
+        served.left_answers.recv().await.unwrap().await.is_err(),
         "nothing has left"
     );
     let mut answer = Vec::new();

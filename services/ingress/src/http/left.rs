@@ -5,10 +5,10 @@
 //! So a cancellation that comes early asks: first the memory of this process, and then, by plain
 //! NATS messages, all other ingress processes at once.
 //!
-//! Guarantee: [`Departures::has_left`] is true only if a process has said that it no longer answers
-//! this order: the last byte of its 201 has left, or never will. Silence proves nothing, because
-//! the process may be stalled or cut off from NATS. Then the order has to wait for `answer_by`, as
-//! if nobody had been asked. So a lost message costs seconds and nothing else.
+//! Guarantee: [`LeftAnswers::has_left`] is true only if a process has said that it no longer
+//! answers this order: the last byte of its 201 has left, or never will. Silence proves nothing,
+//! because the process may be stalled or cut off from NATS. Then the order has to wait for
+//! `answer_by`, as if nobody had been asked. So a lost message costs seconds and nothing else.
 //!
 //! What is remembered is bounded by the orders of the last seconds, and a question costs one
 //! message for each early cancellation, which the limits of self-service bound.
@@ -28,7 +28,7 @@ use std::{
 use domain::OrderId;
 use pipeline::{
     Nats,
-    payload::{DepartureQuestion, DepartureReply},
+    payload::{LeftQuestion, LeftReply},
 };
 use runtime::{lock, make_room};
 use tokio::sync::{mpsc, oneshot};
@@ -44,7 +44,7 @@ const LONGER: Duration = Duration::from_secs(10);
 /// wait for `answer_by`.
 const REPLIES: usize = 256;
 
-pub(crate) struct Departures {
+pub(crate) struct LeftAnswers {
     nats: Nats,
     /// The id of this process, which is also its address for replies.
     ingress_id: Uuid,
@@ -54,7 +54,7 @@ pub(crate) struct Departures {
     asked: Mutex<HashMap<OrderId, Vec<oneshot::Sender<()>>>>,
 }
 
-impl Departures {
+impl LeftAnswers {
     pub(crate) fn new(nats: &Nats, ingress_id: Uuid) -> Self {
         Self {
             nats: nats.clone(),
@@ -84,15 +84,15 @@ impl Departures {
         let (sender, reply) = oneshot::channel();
         lock(&self.asked).entry(order_id).or_default().push(sender);
         let mut asked = Asked {
-            departures: self,
+            left_answers: self,
             order_id,
             reply,
         };
-        let question = DepartureQuestion::V1 {
+        let question = LeftQuestion::V1 {
             order_id,
             ingress: self.ingress_id,
         };
-        self.nats.ask_departure(&question).await;
+        self.nats.ask_left(&question).await;
         let replied = tokio::time::timeout(ASK, &mut asked.reply).await;
         matches!(replied, Ok(Ok(())))
     }
@@ -102,16 +102,16 @@ impl Departures {
     pub(crate) async fn listen(&self) -> anyhow::Result<()> {
         let (sender, mut replies) = mpsc::channel(REPLIES);
         let questions = self.nats.listen(
-            self.nats.departures_subject(None),
-            |DepartureQuestion::V1 { order_id, ingress }| {
+            self.nats.left_subject(None),
+            |LeftQuestion::V1 { order_id, ingress }| {
                 if self.knows(order_id) {
                     let _ = sender.try_send((ingress, order_id));
                 }
             },
         );
         let received = self.nats.listen(
-            self.nats.departures_subject(Some(self.ingress_id)),
-            |DepartureReply::V1 { order_id }| {
+            self.nats.left_subject(Some(self.ingress_id)),
+            |LeftReply::V1 { order_id }| {
                 let waiting = lock(&self.asked).remove(&order_id);
                 for one in waiting.into_iter().flatten() {
                     let _ = one.send(());
@@ -120,8 +120,8 @@ impl Departures {
         );
         let replying = async {
             while let Some((ingress, order_id)) = replies.recv().await {
-                let reply = DepartureReply::V1 { order_id };
-                self.nats.tell_departure(ingress, &reply).await;
+                let reply = LeftReply::V1 { order_id };
+                self.nats.tell_left(ingress, &reply).await;
             }
             Ok(())
         };
@@ -132,7 +132,7 @@ impl Departures {
 /// A question that waits for its reply. Dropping it forgets it, also if its partner has hung up
 /// meanwhile and nobody replies.
 struct Asked<'a> {
-    departures: &'a Departures,
+    left_answers: &'a LeftAnswers,
     order_id: OrderId,
     reply: oneshot::Receiver<()>,
 }
@@ -140,7 +140,7 @@ struct Asked<'a> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         self.reply.close();
-        let mut asked = lock(&self.departures.asked);
+        let mut asked = lock(&self.left_answers.asked);
         if let Some(waiting) = asked.get_mut(&self.order_id) {
             waiting.retain(|one| !one.is_closed());
             if waiting.is_empty() {

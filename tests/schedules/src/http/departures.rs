@@ -1,1 +1,0 @@
-../../../../services/ingress/src/http/departures.rs

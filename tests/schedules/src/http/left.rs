@@ -1,0 +1,1 @@
+../../../../services/ingress/src/http/left.rs
