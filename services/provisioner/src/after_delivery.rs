@@ -316,7 +316,7 @@ impl ProviderContext {
                 let asked_age = claimed
                     .give_back
                     .map_or(Duration::ZERO, |open| open.asked_age);
-                let wait = trouble.after(AGAIN_MOST).max(pause(asked_age));
+                let wait = trouble.asked_wait(AGAIN_MOST).max(pause(asked_age));
                 self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), wait)
                     .await
             }

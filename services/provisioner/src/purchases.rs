@@ -41,7 +41,7 @@ use domain::{PlacementId, PlacementState, Reason, placement, reason::ReasonCode}
 use pg::{Database, PgConnection};
 use pipeline::{
     GroupCommit, messaging_span,
-    payload::{JobPlacement, TopupJob, Verdict},
+    payload::{JobMessage, JobPlacement, Verdict},
     streams::JOBS,
     trace,
     worker::{Handler, Permit, Ticket, TicketClass, Trigger},
@@ -124,12 +124,12 @@ impl Handler for PlacementHandler {
     const NAME: &'static str = "provisioner";
     const KIND: &'static str = "job";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
-    type Message = TopupJob;
+    type Message = JobMessage;
     type Id = PlacementId;
     type Claimed = ClaimedPlacement;
 
-    fn tickets_of(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
-        let TopupJob::V1 { placements } = job;
+    fn tickets_of(&self, job: JobMessage) -> Vec<Ticket<PlacementId>> {
+        let JobMessage::V1 { placements } = job;
         let ticket = |placement: JobPlacement| Ticket {
             id: placement.placement_id,
             lane: placement.lane.into(),
@@ -175,7 +175,7 @@ impl Handler for PlacementHandler {
             TicketClass::Fresh => PlacementClaim::Fresh,
             TicketClass::Due => PlacementClaim::Due(self.activity),
         };
-        let claimed = self.context.claim(rows, claim).await?;
+        let claimed = self.context.claim_rows(rows, claim).await?;
         Ok(claimed
             .into_iter()
             .map(|claimed| (claimed.placement_id, claimed))
@@ -183,7 +183,7 @@ impl Handler for PlacementHandler {
     }
 
     async fn run(self: Arc<Self>, claimed: ClaimedPlacement, trigger: Trigger, permit: Permit) {
-        self.context.run(claimed, trigger, Some(permit)).await;
+        self.context.process(&claimed, &trigger, Some(permit)).await;
     }
 }
 
@@ -201,7 +201,7 @@ impl ProviderContext {
         Ok(found.map(Ticket::from))
     }
 
-    async fn claim(
+    async fn claim_rows(
         &self,
         rows: &[PlacementId],
         claim: PlacementClaim,
@@ -214,26 +214,25 @@ impl ProviderContext {
         Ok(claimed.await?)
     }
 
-    async fn run(&self, claimed: ClaimedPlacement, trigger: Trigger, permit: Option<Permit>) {
-        self.process(&claimed, &trigger, permit)
-            .instrument(process_span(&claimed, &trigger, &self.calls.name))
-            .await;
-    }
-
+    /// Does what the state of a claimed placement asks for, and records the outcome.
     async fn process(&self, claimed: &ClaimedPlacement, trigger: &Trigger, permit: Option<Permit>) {
-        let lane = Arc::from(claimed.lane.as_str());
-        match claimed.was {
-            PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
-            PlacementState::Placing => self.look_up(claimed, &lane, trigger, permit).await,
-            PlacementState::Parked if claimed.placed_age.is_none() => {
-                self.look_again(claimed, trigger, permit).await;
+        let work = async {
+            let lane = Arc::from(claimed.lane.as_str());
+            match claimed.was {
+                PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
+                PlacementState::Placing => self.look_up(claimed, &lane, trigger, permit).await,
+                PlacementState::Parked if claimed.placed_age.is_none() => {
+                    self.look_again(claimed, trigger, permit).await;
+                }
+                PlacementState::Placed | PlacementState::Parked => {
+                    self.collect(claimed, trigger, permit).await;
+                }
+                // The claim never returns these, because nothing is left to do for them.
+                PlacementState::Refused | PlacementState::Failed => {}
             }
-            PlacementState::Placed | PlacementState::Parked => {
-                self.collect(claimed, trigger, permit).await;
-            }
-            // The claim never returns these, because nothing is left to do for them.
-            PlacementState::Refused | PlacementState::Failed => {}
-        }
+        };
+        let span = process_span(claimed, trigger, &self.calls.name);
+        work.instrument(span).await;
     }
 
     /// Waits for room among the outcomes that are not recorded yet, and then releases the permit.
@@ -382,8 +381,8 @@ impl ProviderContext {
         trouble: Trouble,
         provider_time: Duration,
     ) {
-        let wait = trouble.after(LONGEST_WAIT);
-        let reason = trouble.of_purchase();
+        let wait = trouble.asked_wait(LONGEST_WAIT);
+        let reason = trouble.reason_of_purchase();
         tracing::warn!(
             placement.id = %claimed.placement_id,
             class = trouble.class(),
@@ -477,8 +476,8 @@ impl ProviderContext {
                 if claimed.attempt_age >= self.park_after && self.is_lasting(claimed, &trouble) {
                     self.park(claimed, reason)
                 } else {
-                    let look_in =
-                        placement::next_look(claimed.attempt_age).max(trouble.after(LONGEST_WAIT));
+                    let look_in = placement::next_look(claimed.attempt_age)
+                        .max(trouble.asked_wait(LONGEST_WAIT));
                     AttemptOutcome::Unknown { look_in, reason }
                 }
             }
@@ -635,7 +634,7 @@ impl ProviderContext {
                     Duration::MAX
                 };
                 let look_in = placement::next_collect(since_purchase, overdue)
-                    .max(trouble.after(LONGEST_WAIT));
+                    .max(trouble.asked_wait(LONGEST_WAIT));
                 let reason = Reason::with(ReasonCode::ProfilesUncollectable, trouble.reason());
                 tracing::warn!(
                     placement.id = %claimed.placement_id,

@@ -164,7 +164,7 @@ impl Reader {
                 Err(trouble @ (Trouble::Busy { .. } | Trouble::Waiting { .. }))
                     if attempt < TRIES =>
                 {
-                    let asked = trouble.after(LONGEST_WAIT);
+                    let asked = trouble.asked_wait(LONGEST_WAIT);
                     sleep(if asked.is_zero() { WAIT } else { asked }).await;
                 }
                 Err(trouble) => return Err(failed(&provider_check::describe(&trouble))),

@@ -382,7 +382,7 @@ fn date(headers: &HeaderMap) -> Option<OffsetDateTime> {
 }
 
 /// The wait that `Retry-After` asks for. A date is compared with the clock of the provider, if the
-/// response says its time. Whoever waits bounds it: [`Trouble::after`].
+/// response says its time. Whoever waits bounds it: [`Trouble::asked_wait`].
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
     let now = date(headers).unwrap_or_else(runtime::clock::now);

@@ -202,6 +202,21 @@ pub enum LookUpResponse {
 
 /// Why a call got no definite response. The reason is one short line without control and format
 /// characters, because it is stored, logged and shown to operators.
+///
+/// What each means for a purchase, whose claim has recorded an attempt:
+///
+/// | | may have bought | counts for the breaker as | what follows |
+/// |---|---|---|---|
+/// | `Denied` | no | a denial, which opens it | the next attempt, once the breaker is closed |
+/// | `Busy` | no | a response | the next attempt, after the wait that is asked for |
+/// | `Waiting` | no | nothing | the next attempt, after the wait |
+/// | `RefusedHere` | no | nothing | none: the placement is rejected |
+/// | `NotSent` | no | a failure | the next attempt; the verdict *not sent* allows a 422 |
+/// | `Unknown`, `NoResponse` | yes | a failure | a look-up |
+/// | `Undecided` | yes | a response | a look-up |
+///
+/// A next attempt has the next number. `may_be_carried_out`, [`crate::calls`] and
+/// `settle_without_purchase` of [`crate::purchases`] decide so.
 #[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Trouble {
@@ -269,7 +284,7 @@ impl Trouble {
     }
 
     /// What is stored about a purchase that got no definite response.
-    pub fn of_purchase(&self) -> Reason {
+    pub fn reason_of_purchase(&self) -> Reason {
         let code = match self {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
@@ -287,7 +302,7 @@ impl Trouble {
     }
 
     /// The wait that the provider asks for, or the adapter, at most `most`; zero if none.
-    pub fn after(&self, most: Duration) -> Duration {
+    pub fn asked_wait(&self, most: Duration) -> Duration {
         match self {
             Self::Busy {
                 after: Some(after), ..
@@ -739,12 +754,15 @@ mod tests {
             reason: String::new(),
         };
         let most = Duration::from_mins(10);
-        assert_eq!(busy(None).after(most), Duration::ZERO);
+        assert_eq!(busy(None).asked_wait(most), Duration::ZERO);
         assert_eq!(
-            busy(Some(Duration::from_secs(7))).after(most),
+            busy(Some(Duration::from_secs(7))).asked_wait(most),
             Duration::from_secs(7)
         );
-        assert_eq!(busy(Some(Duration::MAX)).after(most), most);
-        assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
+        assert_eq!(busy(Some(Duration::MAX)).asked_wait(most), most);
+        assert_eq!(
+            Trouble::Unknown(String::new()).asked_wait(most),
+            Duration::ZERO
+        );
     }
 }

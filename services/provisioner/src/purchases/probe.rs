@@ -87,7 +87,7 @@ impl ProviderContext {
         let claim_began = Moment::now();
         for claimed in perform(
             Effect::ClaimDue,
-            self.claim(&[candidate], PlacementClaim::Probe),
+            self.claim_rows(&[candidate], PlacementClaim::Probe),
         )
         .await?
         {
@@ -99,7 +99,7 @@ impl ProviderContext {
             };
             let shared = Arc::clone(self);
             self.shutdown.tracker().spawn(Box::pin(async move {
-                shared.run(claimed, trigger, None).await;
+                shared.process(&claimed, &trigger, None).await;
             }));
         }
         Ok(())

@@ -279,7 +279,7 @@ pub fn trouble(trouble: &Trouble) -> String {
         reason.len() <= LONGEST && !reason.contains(is_hidden),
         "{reason:?}"
     );
-    assert!(trouble.after(Duration::from_mins(10)) <= Duration::from_mins(10));
+    assert!(trouble.asked_wait(Duration::from_mins(10)) <= Duration::from_mins(10));
     trouble.class().to_owned()
 }
 
