@@ -15,8 +15,6 @@ impl RowMetrics {
 
     pub(crate) fn deferred(&self, _rows: usize) {}
 
-    pub(crate) fn swept(&self, _rows: u64) {}
-
     pub(crate) fn count_in_flight(&self, _class: TicketClass) -> InFlight {
         InFlight
     }
