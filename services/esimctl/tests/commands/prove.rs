@@ -56,7 +56,9 @@ impl Account {
             },
             esim_access_callback_url: None,
             zendit_callback_url: None,
+            airalo_callback_url: None,
             airalo_places: 30,
+            events: false,
         };
         let shutdown = Shutdown::new();
         tokio::spawn(upstreams::run(config, shutdown.clone()));
