@@ -462,10 +462,10 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
             if way == OnTheWay::default() {
                 break;
             }
-            // Nobody waits longer for it than the run has lasted.
+            // Nobody waits longer for it than twice as long as the run has lasted.
             if way.unbought + REST_PROGRESS <= fewest {
                 fewest = way.unbought;
-                deadline = deadline.max((epoch.elapsed() + rest).min(healed + healed));
+                deadline = deadline.max((epoch.elapsed() + rest).min(healed * 3));
             }
         }
         if looked.is_multiple_of(5) {
