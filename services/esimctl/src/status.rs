@@ -5,15 +5,19 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
 use desk::operator::health::{
     self, Finding, HealthReport,
-    finding::Severity,
+    finding::{FindingOwner, Severity},
+    life::{self, FindingChange, FindingEvent, FindingWatch},
     stages::StageProcesses,
-    told::{FindingText, lasted},
+    told::lasted,
     waiting::{Drain, QueueBacklog, WaitingQueue, WaitingWork},
 };
 use domain::standing::EndpointState;
+use pg::{PgConnection, rfc3339};
+use runtime::terminal;
 use serde_json::{Value, json};
 use store::{
     deliveries::endpoints::{self, ListedEndpoint},
@@ -22,7 +26,8 @@ use store::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
-    console::{Console, list},
+    confirm::ReasonArgs,
+    console::{Console, list, stopped},
     exit::FOUND,
     output::{TableRow, or_dash, printable, table, utc, width},
 };
@@ -46,12 +51,25 @@ pub const ATTENTION_EXAMPLES: &str = "Examples:
   esimctl attention
   esimctl attention --json
   esimctl attention >/dev/null || page-somebody
+  esimctl attention --follow | while read -r line; do echo \"$line\" | mail -s esim team@example.com; done
+  esimctl attention take stage_dead:provisioner --for 2h --reason 'ana: I start it again'
 
 First comes what needs somebody, the worst first, and then what ends by itself. Each has what is wrong, since when, who
 is affected and what to do; `run` is a command for when the cause is gone or known, and `see` the section of the runbook.
 Purchases that were parked for one reason at one provider are one matter; --json lists all of them.
 
+With --follow it prints a line when something opens, becomes worse or better, or is mended, until Ctrl-C or SIGTERM ends it.
+An end is told a minute late, because what comes back within a minute was never mended. It works with and without a console.
+
 Exit status: 0 nobody is needed, 3 somebody is, 1 the database cannot be read.";
+
+const TAKE_EXAMPLES: &str = "Examples:
+  esimctl attention take stage_dead:provisioner
+  esimctl attention take breaker_open:usimsa --for 4h --reason 'called them, ticket 7'
+  esimctl attention take breaker_open:usimsa --for 0
+
+`attention`, `status` and the console show who has it, until when and why. Nothing else changes: it is as bad as before, and
+it ends when it is mended. Who takes it again has it from then on.";
 
 /// The most parked purchases, and parked give-backs, that `status` reads.
 const MOST: i64 = 100;
@@ -73,18 +91,173 @@ pub struct StatusArgs {
 const NOW: i32 = 10;
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Attention {
     /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come
     /// first
     #[arg(long, default_value_t = MOST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
+    /// Print a line for each thing that opens, changes and is mended, until it is told to stop
+    #[arg(long)]
+    follow: bool,
+    #[command(subcommand)]
+    act: Option<AttentionAct>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum AttentionAct {
+    /// Say that you have a matter, so that nobody else begins
+    #[command(after_help = TAKE_EXAMPLES)]
+    Take(TakeArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+struct TakeArgs {
+    /// The name of the matter, as `esimctl attention` shows it
+    #[arg(value_name = "NAME")]
+    key: String,
+    /// For how long; `0` lets it go
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = runtime::config::duration)]
+    time: Duration,
+    #[command(flatten)]
+    why: ReasonArgs,
 }
 
 /// Prints what is wrong, and returns the exit status.
 pub async fn attention(asked: &Attention, console: &Console) -> anyhow::Result<u8> {
+    if let Some(AttentionAct::Take(asked)) = &asked.act {
+        return take(asked, console).await.map(|()| 0);
+    }
+    if asked.follow {
+        tokio::select! {
+            followed = follow(console) => followed?,
+            stopped = stopped() => stopped.context("signals cannot be received")?,
+        }
+        return Ok(0);
+    }
     let report = health::examine(&mut console.connect().await?, asked.limit).await?;
     console.print(&findings_json(&report), || findings(&report, width()))?;
     Ok(exit_status(&report))
+}
+
+async fn take(asked: &TakeArgs, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let until = runtime::clock::now() + asked.time;
+    let key = &asked.key;
+    let target = format!("finding {key}");
+    let action = asked.why.action(domain::Command::FindingTake, &target);
+    ensure!(
+        life::take(&mut connection, key, until, None, action).await?,
+        "nothing that is wrong now has the name {key}; `esimctl attention` shows the names"
+    );
+    let taken = !asked.time.is_zero();
+    let until = taken.then(|| utc(until));
+    console.print(
+        &json!({ "name": key, "taken_until": until }),
+        || match &until {
+            Some(until) => format!("{key} is yours until {until}, and everybody sees it"),
+            None => format!("nobody has {key} any more"),
+        },
+    )
+}
+
+/// Prints what is wrong now, and then what changes, as it is noted by this process or another one.
+async fn follow(console: &Console) -> anyhow::Result<()> {
+    let mut watch = FindingWatch::default();
+    let mut connection = console.connect().await?;
+    // What this notes now is told as what is open.
+    watch.look(&mut connection).await?;
+    let report = health::examine(&mut connection, MOST).await?;
+    for one in &report.findings {
+        let told = one.told();
+        let key = one.kind.key();
+        let since = told.since.unwrap_or(report.at);
+        let json = json!({ "at": rfc3339(report.at), "change": "is_open", "key": key, "what": told.what,
+                           "severity": told.severity, "since": rfc3339(since) });
+        console.print(&json, || {
+            line(
+                report.at,
+                "is open",
+                told.severity,
+                &told.what,
+                &since_text(since, &key),
+            )
+        })?;
+    }
+    let mut printed: Vec<FindingEvent> = Vec::new();
+    let mut since = report.at;
+    loop {
+        match changes(&mut connection, &mut watch, since).await {
+            Ok(events) => {
+                for event in events {
+                    if printed.iter().all(|one| one.id != event.id) {
+                        console.print(&event, || event_line(&event))?;
+                        printed.push(event);
+                    }
+                }
+                // What commits late has an earlier time.
+                since = printed
+                    .last()
+                    .map_or(since, |last| last.at - life::SAME)
+                    .max(since);
+                printed.retain(|one| one.at >= since);
+            }
+            Err(error) => {
+                watch.away(runtime::clock::now(), &error.to_string());
+                let error =
+                    format!("cannot read what is wrong, trying again in some seconds: {error}");
+                terminal::say(error);
+                if let Ok(again) = console.connect().await {
+                    connection = again;
+                }
+            }
+        }
+        tokio::time::sleep(life::LOOK).await;
+    }
+}
+
+async fn changes(
+    connection: &mut PgConnection,
+    watch: &mut FindingWatch,
+    since: OffsetDateTime,
+) -> pg::Result<Vec<FindingEvent>> {
+    watch.look(&mut *connection).await?;
+    life::events(connection, since).await
+}
+
+fn event_line(event: &FindingEvent) -> String {
+    let change = match event.change {
+        FindingChange::Opened => "opened",
+        FindingChange::Changed => "changed",
+        FindingChange::Mended => "mended",
+    };
+    let span = &event.span;
+    let when = match span.until {
+        None => since_text(span.since, &event.key),
+        Some(until) => {
+            let latest = if span.at_latest { " at the latest" } else { "" };
+            format!(
+                "from {} to {}{latest}; {}",
+                utc(span.since),
+                utc(until),
+                event.key
+            )
+        }
+    };
+    line(event.at, change, span.severity, &event.what, &when)
+}
+
+fn since_text(since: OffsetDateTime, key: &str) -> String {
+    format!("since {}; {key}", utc(since))
+}
+
+fn line(at: OffsetDateTime, change: &str, severity: Severity, what: &str, when: &str) -> String {
+    let severity = word(severity);
+    format!(
+        "{}  {change:7}  {severity:7}  {} ({when})",
+        utc(at),
+        printable(what)
+    )
 }
 
 fn exit_status(report: &HealthReport) -> u8 {
@@ -98,7 +271,7 @@ fn exit_status(report: &HealthReport) -> u8 {
 fn findings_json(report: &HealthReport) -> Value {
     let all = |findings: &mut dyn Iterator<Item = &Finding>| -> Vec<Value> {
         findings
-            .map(|one| json!({ "finding": one, "told": one.told() }))
+            .map(|one| json!({ "key": one.kind.key(), "finding": one, "told": one.told() }))
             .collect()
     };
     json!({
@@ -112,27 +285,20 @@ fn findings_json(report: &HealthReport) -> Value {
 /// The verdict, and a block for each finding.
 fn findings(report: &HealthReport, width: Option<usize>) -> String {
     let mut text = vec![report.verdict()];
-    text.extend(
-        report
-            .needed()
-            .map(|one| block(&one.told(), report.at, width)),
-    );
+    text.extend(report.needed().map(|one| block(one, report.at, width)));
     let mut mending = report.mending().peekable();
     if mending.peek().is_some() {
         text.push("These end by themselves:".to_owned());
     }
-    text.extend(mending.map(|one| block(&one.told(), report.at, width)));
+    text.extend(mending.map(|one| block(one, report.at, width)));
     text.join("\n\n")
 }
 
 /// One finding, each part of it on lines of its own that fit the terminal. Commands are not
 /// wrapped, so that they can be copied.
-fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> String {
-    let state = match told.severity {
-        Severity::Mends => "mends",
-        Severity::Warning => "warning",
-        Severity::Fault => "FAULT",
-    };
+fn block(one: &Finding, now: OffsetDateTime, width: Option<usize>) -> String {
+    let told = one.told();
+    let state = word(told.severity);
     let since = told.since.map(|since| {
         let ago = lasted((now - since).as_seconds_f64());
         format!("{} ({ago} ago)", utc(since))
@@ -149,11 +315,31 @@ fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> Strin
     ));
     lines.push(wrapped("  felt", &told.felt, width));
     lines.push(wrapped("  do", &told.remedy, width));
+    if let Some(taken) = &one.taken {
+        lines.push(wrapped("  has it", &owner(taken), width));
+    }
     if let Some(command) = &told.command {
         lines.push(wrapped("  run", command, None));
     }
     lines.push(wrapped("  see", &see, None));
+    lines.push(wrapped("  name", &one.kind.key(), None));
     lines.join("\n")
+}
+
+fn word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Mends => "mends",
+        Severity::Warning => "warning",
+        Severity::Fault => "FAULT",
+    }
+}
+
+fn owner(taken: &FindingOwner) -> String {
+    let until = format!("{} until {}", taken.by, utc(taken.until));
+    match taken.note.as_str() {
+        "" => until,
+        note => format!("{until}: {note}"),
+    }
 }
 
 /// The text after a label, broken between words where it would not fit. A word that is too long,

@@ -16,6 +16,7 @@ use pg::{
 use runtime::terminal;
 use serde::Serialize;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{TableRow, table};
 
@@ -101,5 +102,14 @@ pub fn unreachable(error: sqlx::Error) -> anyhow::Error {
     match SchemaError::refused(&error) {
         Some(pooler) => pooler.into(),
         None => anyhow::Error::new(error).context(UNREACHABLE),
+    }
+}
+
+/// Waits for Ctrl-C, or for whoever ends the process otherwise.
+pub async fn stopped() -> std::io::Result<()> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminated.recv() => Ok(()),
     }
 }

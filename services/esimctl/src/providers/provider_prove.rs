@@ -22,14 +22,13 @@ use provisioner::providers::{Accounts, CallLimits, Capabilities, PacedCalls};
 use runtime::terminal;
 use serde::Serialize;
 use store::proofs::{self, LeftPurchase, ProvedAccount};
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::{
     purchases::{ProofLine, Purchases},
     steps::{Follows, Proving, Step},
 };
 use crate::{
-    console::Console,
+    console::{Console, stopped},
     output::{cells, one_line, table},
 };
 
@@ -223,15 +222,6 @@ fn text(steps: &[Step], purchases: &Purchases) -> String {
         )
     }));
     format!("{steps}\n\n{}", purchases.text())
-}
-
-/// Waits for Ctrl-C, or for whoever ends the process otherwise.
-async fn stopped() -> std::io::Result<()> {
-    let mut terminated = signal(SignalKind::terminate())?;
-    tokio::select! {
-        interrupted = tokio::signal::ctrl_c() => interrupted,
-        _ = terminated.recv() => Ok(()),
-    }
 }
 
 fn unwritable(file: &Path) -> String {

@@ -3,9 +3,15 @@
 
 use std::time::Duration;
 
+use desk::operator::health::life::FindingWatch;
 use pg::PgConnection;
 use serde_json::{Value, json};
 use store::deliveries::resends;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{ChildStdout, Command},
+    time::timeout,
+};
 
 use super::*;
 use crate::support::{CONFIRMED, record};
@@ -239,6 +245,94 @@ async fn attention(operator: &Operator) -> Value {
     let ended = operator.run(&["attention", "--json"]).await;
     assert!(matches!(ended.code, Some(0 | 3)), "{ended:?}");
     serde_json::from_str(&ended.stdout).unwrap()
+}
+
+/// The next line of what follows the findings.
+async fn next(lines: &mut Lines<BufReader<ChildStdout>>) -> Value {
+    let line = timeout(Duration::from_mins(1), lines.next_line()).await;
+    serde_json::from_str(&line.unwrap().unwrap().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn what_opens_and_is_mended_is_followed_and_somebody_has_it() {
+    const PROVISIONER: &str = "stage_dead:provisioner";
+    let operator = Operator::new().await;
+    let mut connection = operator.database.connect().await.unwrap();
+    every_stage_runs(&mut connection).await;
+    let dies = "UPDATE pulses SET at = now() - interval '12 s' WHERE stage = 'provisioner'";
+    sqlx::query(dies).execute(&mut connection).await.unwrap();
+
+    let nothing = ["attention", "take", "nats_down"];
+    operator
+        .run(&nothing)
+        .await
+        .fails(1, "nothing that is wrong now has the name nats_down");
+    let take = [
+        "attention",
+        "take",
+        PROVISIONER,
+        "--for",
+        "2h",
+        "--reason",
+        "ticket 7",
+    ];
+    operator.run(&take).await.says("is yours until ");
+    let listed = attention(&operator).await;
+    let finding = &listed["needs_person"][0];
+    assert_eq!(finding["key"], PROVISIONER);
+    assert_eq!(finding["finding"]["taken"]["note"], "ticket 7");
+    let shown = operator.run(&["attention"]).await;
+    assert!(shown.stdout.contains(": ticket 7\n"), "{}", shown.stdout);
+
+    let mut following = operator
+        .command(&["attention", "--follow", "--json"])
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let open = next(&mut lines).await;
+    assert_eq!(
+        (&open["change"], &open["key"]),
+        (&json!("is_open"), &json!(PROVISIONER))
+    );
+    every_stage_runs(&mut connection).await;
+    // A process that does not wait for a minute notes the end.
+    let mut watch = FindingWatch::new(Duration::ZERO);
+    assert_eq!(watch.look(&mut connection).await.unwrap().len(), 1);
+    let mended = next(&mut lines).await;
+    assert_eq!(
+        (&mended["change"], &mended["key"]),
+        (&json!("mended"), &json!(PROVISIONER))
+    );
+    assert_eq!(
+        mended["what"],
+        "nothing was bought, because no provisioner ran"
+    );
+    assert!(
+        mended["since"].is_string() && mended["until"].is_string(),
+        "{mended}"
+    );
+    // It is over, so whoever had it does not have the next one.
+    sqlx::query("DELETE FROM pulses WHERE stage = 'provisioner'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let opened = next(&mut lines).await;
+    assert_eq!(
+        (&opened["change"], &opened["key"]),
+        (&json!("opened"), &json!(PROVISIONER))
+    );
+    let listed = attention(&operator).await;
+    assert_eq!(
+        listed["needs_person"][0]["finding"]["taken"],
+        Value::Null,
+        "{listed}"
+    );
+
+    let pid = following.id().unwrap().to_string();
+    let killed = Command::new("kill").args(["-TERM", &pid]).status().await;
+    assert!(killed.unwrap().success());
+    let ended = timeout(Duration::from_secs(10), following.wait()).await;
+    assert_eq!(ended.unwrap().unwrap().code(), Some(0));
 }
 
 /// A provider that only an alternative names is known to all who look for work that nobody does.

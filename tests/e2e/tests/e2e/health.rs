@@ -276,6 +276,20 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
             .unwrap();
         shop.delivered(&all, SOON).await.unwrap();
     }
+    // It is kept. A console waits for a minute whether something comes back.
+    let kept = wait::until(NAMED, "what was wrong", async || {
+        let page = console.get("/").await?;
+        let was = [
+            "nothing was bought",
+            "no webhook was sent",
+            "no order was taken",
+        ];
+        let told = was
+            .iter()
+            .all(|was| page.contains(&format!("<b>{was}, because no ")));
+        Ok(told.then_some(()))
+    });
+    kept.await.unwrap();
 }
 
 /// A stage that ends in an orderly way is missed by nobody once another process has its work, and

@@ -3,8 +3,8 @@
 //! A look at the system shows what is wrong now, and forgets it. A [`FindingWatch`] looks every
 //! [`LOOK`] and notes in the history what has changed since the look before, so that a fault of the
 //! night is still told in the morning. The console keeps one running, whether or not somebody looks
-//! at its pages. Several of them agree, because they note under one lock what the history does not
-//! say yet.
+//! at its pages, and `esimctl attention --follow` another one. Several of them agree, because they
+//! note under one lock what the history does not say yet.
 //!
 //! Somebody may [take](take) a finding: all see who has it until when, and nothing else changes.
 //! That is a recorded act, which ends with the finding.
