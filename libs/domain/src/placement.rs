@@ -26,7 +26,8 @@
 //! Four rules prevent anything from being bought twice:
 //!
 //! - Only the process that recorded an attempt may send its purchase, and only after the record is
-//!   committed.
+//!   committed. Where a proof shows that an identical request is the same purchase, another process
+//!   may repeat it once a look-up of the attempt is recorded.
 //! - An attempt with an unknown outcome stays `placing` until a look-up decides. Only an attempt
 //!   that certainly bought nothing goes back to `accepted`, where the next attempt can be recorded.
 //! - A purchase that nobody expected any more is parked, because money was spent. An operator

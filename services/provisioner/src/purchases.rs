@@ -273,9 +273,9 @@ impl ProviderContext {
                 "attempt abandoned without sending the purchase, because it was recorded too long \
                  ago; nothing is bought, and the next attempt follows"
             );
-            // Only this process may send the attempt, and it will not. If another one has looked it
-            // up meanwhile and the placement has moved on, this outcome of an earlier attempt
-            // changes nothing.
+            // Before anything is recorded of the attempt only this process may send it, and it will
+            // not. If another one has looked it up meanwhile and the placement has moved on, this
+            // outcome of an earlier attempt changes nothing.
             let _room = self.release_once_recordable(permit).await;
             let abandoned = AttemptOutcome::NotBought {
                 retry_in: placement::next_attempt(claimed.attempt),
@@ -514,11 +514,17 @@ impl ProviderContext {
     /// settle it, and only while it is no older than a purchase was for which it is proved that an
     /// identical request of our account is the same purchase. It must also be too young to be
     /// parked while the repeat is under way, because then an operator decides.
+    ///
+    /// Something must have been recorded of the attempt. Otherwise the process that recorded it may
+    /// hold an outcome that it could not store yet, such as a rejection. That would send the
+    /// placement to the next provider while the repeat buys here; once a look-up is recorded, no
+    /// other provider follows.
     fn may_repeat(&self, claimed: &ClaimedPlacement) -> bool {
         let names_purchases = self.calls.provider.capabilities().purchase_key;
         self.cannot_prove_absence()
             && names_purchases
             && claimed.attempt_age < self.proof.same_for()
+            && !claimed.call_may_be_in_flight
             && claimed.attempt_age + self.lease < self.park_after
             && self.calls.breaker.is_closed()
     }
@@ -534,10 +540,11 @@ impl ProviderContext {
         trigger: &Trigger,
     ) -> Option<BoughtUnits> {
         let identical = assign::items(&claimed.topups);
+        let proved_for = self.proof.same_for().saturating_sub(claimed.attempt_age);
         let purchase = Purchase {
             placement_id: claimed.placement_id,
             items: identical,
-            send_by: trigger.claim_began + self.lease / 2,
+            send_by: trigger.claim_began + proved_for.min(self.lease / 2),
         };
         match self.calls.purchase(lane, &purchase).await? {
             Ok(PurchaseResponse::Bought(bought)) => {

@@ -44,6 +44,32 @@ async fn with_a_proof_a_lost_answer_is_settled_by_the_identical_request() {
     }
 }
 
+/// The process that recorded the attempt may hold a rejection that it could not store, which sends
+/// the placement to the next provider. So the attempt is looked up first, because after a recorded
+/// look-up no other provider follows.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_of_which_nothing_is_recorded_is_looked_up_before_it_is_repeated() {
+    let mut bench =
+        Bench::stopped(|config| config.providers = ["esim-access".to_owned()].into()).await;
+    let account = bench.config.accounts.digest("esim-access");
+    store(&bench, &account, true, 1800).await;
+    let id = bench.store("esim-access", 1, &["ready"]).await[0];
+    let recorded = "UPDATE placements SET state = 'placing', attempt = 1, attempted_at = now() - interval '1 minute'
+                    WHERE placement_id = $1";
+    bench.set(recorded, id).await;
+    bench.due_now(id).await;
+    bench.run().await;
+    let stored = bench
+        .until(id, |stored| stored.state != "placing" || stored.not_found)
+        .await;
+    assert_eq!((&stored.state[..], stored.attempt), ("placing", 1));
+    assert_eq!(bench.sandbox.bought(id).await, (0, 0));
+    bench.due_now(id).await;
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.attempt, stored.ready), (1, 1));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_valid_proof_nothing_is_sent_again() {
     let bench = bench().await;
