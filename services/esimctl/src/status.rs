@@ -203,7 +203,8 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
                 printed.retain(|one| one.at >= since);
             }
             Err(error) => {
-                watch.away(runtime::clock::now(), &error.to_string());
+                // The consoles note an outage of PostgreSQL. This machine may only have lost its own
+                // network.
                 let error =
                     format!("cannot read what is wrong, trying again in some seconds: {error}");
                 terminal::say(error);

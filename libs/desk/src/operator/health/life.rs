@@ -41,6 +41,9 @@ pub const LOOK: Duration = Duration::from_secs(10);
 pub const SAME: Duration = Duration::from_mins(1);
 /// A look that came this late has not seen when something ended.
 const LATE: Duration = Duration::from_secs(20);
+/// PostgreSQL is away if the next look after one that failed comes this late, so that one failed
+/// look is no outage.
+const AWAY: Duration = Duration::from_secs(15);
 /// The most parked purchases that a look reads.
 const PARKED: i64 = 100;
 /// Held while events are noted, so that several processes note each of them once. The number stands
@@ -224,7 +227,7 @@ impl FindingWatch {
     /// look is no outage.
     fn returned(&mut self, now: OffsetDateTime) -> Vec<NewEvent> {
         let away = self.away.take();
-        let Some((since, why)) = away.filter(|(since, _)| now - *since >= LOOK) else {
+        let Some((since, why)) = away.filter(|(since, _)| now - *since >= AWAY) else {
             return Vec::new();
         };
         let one = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
@@ -258,6 +261,10 @@ pub async fn take(
         return Ok(false);
     }
     let taken = async |transaction: &mut Transaction<'_>| {
+        // Of two who take it at once, one waits and sees that the other one has it.
+        sqlx::query!("SELECT pg_advisory_xact_lock($1)", LOCK)
+            .execute(&mut **transaction)
+            .await?;
         let ids = [key.to_owned()];
         if let Some(seen) = seen
             && !actions::is_as_seen(transaction, &ids, &[Command::FindingTake], seen).await?
@@ -353,8 +360,8 @@ mod tests {
         assert!(noted[0].what.contains("no route to host"), "{noted:?}");
         assert_eq!(noted[1].span.since, AT);
         assert_eq!(look(&mut watch, 54, &[]), []);
-        watch.away(AT, "one look");
-        assert_eq!(look(&mut watch, 9, &[]), []);
+        watch.away(AT + time::Duration::seconds(64), "one look");
+        assert_eq!(look(&mut watch, 74, &[]), []);
     }
 
     /// An act names it, and its index has the first 100 characters of a word.

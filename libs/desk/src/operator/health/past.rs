@@ -39,9 +39,16 @@ impl FindingKind {
             Self::PurchasesLate { provider, .. }
             | Self::GiveBacksParked { provider, .. }
             | Self::LanesHeldBack { provider, .. } => vec![provider.clone()],
+            // Not by the words of the reason, which may change while it lasts.
             Self::Parked {
-                provider, reason, ..
-            } => vec![provider.clone(), reason.clone().unwrap_or_default()],
+                provider,
+                purchases,
+                ..
+            } => {
+                let code = purchases.first().and_then(|one| one.reason.code());
+                let code = code.map_or("", Into::<&'static str>::into);
+                vec![provider.clone(), code.to_owned()]
+            }
             Self::BreakerOpen { breaker } => vec![breaker.name.clone()],
             Self::WebhooksLate { environment, .. } => vec![match environment {
                 AffectedEnvironment::Live => "live".to_owned(),
