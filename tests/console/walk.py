@@ -116,7 +116,7 @@ def offers(walk, page, role, expected):
 
 
 def support(walk, program, order, esim, partner):
-    """Support sends webhooks again, pauses endpoints and sees activation codes, and does nothing else."""
+    """Support sends webhooks again, pauses endpoints, takes matters and sees activation codes, and does nothing else."""
     name = f"support-{os.getpid()}"
     made = esimctl(program, "operator", "create", name, "--role", "support")
     context = walk.context()
@@ -135,7 +135,7 @@ def support(walk, program, order, esim, partner):
     act(page, "test")
     page.wait_for_selector("h1:has-text('webhook.test')")
     walk.check(page, "a test webhook")
-    for path, offered in ((partner, ["pause", "test"]), ("/needs", ["told", "resume"]), ("/resends", []), ("/providers", [])):
+    for path, offered in ((partner, ["pause", "test"]), ("/needs", ["told", "take", "resume"]), ("/resends", []), ("/providers", [])):
         page.goto(BASE + path)
         offers(walk, page, "support", offered)
     context.close()

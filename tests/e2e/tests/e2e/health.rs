@@ -270,6 +270,7 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
         named(&stack, &mut console, stage, died, waits)
             .await
             .unwrap();
+        opened(&stack, stage).await;
         stack.process(stage).unwrap().start().await.unwrap();
         mended(&stack, &mut console, stage, order.as_deref())
             .await
@@ -290,6 +291,19 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
         Ok(told.then_some(()))
     });
     kept.await.unwrap();
+}
+
+/// Waits until the console has noted the death. It looks every ten seconds, and what begins and
+/// ends between two looks is not kept.
+async fn opened(stack: &Stack, stage: Stage) {
+    let mut database = stack.database.connect().await.unwrap();
+    let noted = "SELECT EXISTS (SELECT FROM history WHERE kind = 'finding_opened' AND reason = $1)";
+    wait::soon("the console to note the death", async || {
+        let noted =
+            sqlx::query_scalar::<_, bool>(noted).bind(format!("stage_dead:{}", stage.name()));
+        Ok(noted.fetch_one(&mut database).await?.then_some(()))
+    })
+    .await;
 }
 
 /// A stage that ends in an orderly way is missed by nobody once another process has its work, and
