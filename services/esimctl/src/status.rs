@@ -203,8 +203,8 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
                 printed.retain(|one| one.at >= since);
             }
             Err(error) => {
-                // The consoles note an outage of PostgreSQL. This machine may only have lost its own
-                // network.
+                // The consoles note an outage of PostgreSQL. This machine may have lost its own
+                // network only.
                 let error =
                     format!("cannot read what is wrong, trying again in some seconds: {error}");
                 terminal::say(error);
