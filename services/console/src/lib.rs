@@ -126,7 +126,8 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
     Ok(())
 }
 
-/// Keeps the record of what was wrong. Beside other consoles each thing is noted once.
+/// Keeps the record of what was wrong. Beside other consoles each thing is noted once, except an
+/// outage of PostgreSQL, of which each console notes what it saw itself.
 async fn note(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut watch = FindingWatch::default();
     let mut ticks = shutdown.ticks(life::LOOK);

@@ -44,8 +44,6 @@ const COMPARED: Duration = Duration::from_mins(1);
 const CHARTED: Duration = Duration::from_secs(20);
 /// The minutes of the latencies and errors.
 pub(crate) const MINUTES: i32 = 10;
-/// The most parked purchases that are read to see what is wrong.
-const PARKED: i64 = 100;
 /// For how long the overview tells what was wrong. The record tells it for good.
 const MENDED: Duration = Duration::from_hours(24);
 /// The maximum number of actions of people that are shown.
@@ -362,7 +360,7 @@ fn bars(range: Range, figures: &[(OffsetDateTime, MeasureCounts)], now: OffsetDa
 }
 
 async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
-    let report = health::examine(&mut *connection, PARKED).await?;
+    let report = health::examine(&mut *connection, health::PARKED).await?;
     let mut mended = life::events(&mut *connection, report.at - MENDED).await?;
     mended.retain(|one| one.change == FindingChange::Mended);
     mended.reverse();

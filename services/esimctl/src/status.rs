@@ -71,9 +71,6 @@ const TAKE_EXAMPLES: &str = "Examples:
 `attention`, `status` and the console show who has it, until when and why. Nothing else changes: it is as bad as before, and
 it ends when it is mended. Who takes it again has it from then on.";
 
-/// The most parked purchases, and parked give-backs, that `status` reads.
-const MOST: i64 = 100;
-
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {
     /// The time between the two looks, such as `5s`
@@ -95,7 +92,7 @@ const NOW: i32 = 10;
 pub struct Attention {
     /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come
     /// first
-    #[arg(long, default_value_t = MOST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    #[arg(long, default_value_t = health::PARKED, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
     /// Print a line for each thing that opens, changes and is mended, until it is told to stop
     #[arg(long)]
@@ -167,7 +164,7 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     // What this notes now is told as what is open.
     watch.look(&mut connection).await?;
-    let report = health::examine(&mut connection, MOST).await?;
+    let report = health::examine(&mut connection, health::PARKED).await?;
     for one in &report.findings {
         let told = one.told();
         let key = one.kind.key();
@@ -376,12 +373,12 @@ struct Shown<'a> {
 
 pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let first = health::examine(&mut connection, MOST).await?;
+    let first = health::examine(&mut connection, health::PARKED).await?;
     let (report, earlier) = if asked.over.is_zero() {
         (first, None)
     } else {
         tokio::time::sleep(asked.over).await;
-        let second = health::examine(&mut connection, MOST).await?;
+        let second = health::examine(&mut connection, health::PARKED).await?;
         (second, Some(first.waiting))
     };
     let (span, spans) = match asked.minutes {

@@ -34,6 +34,6 @@ mod phrases;
 mod record;
 mod slow;
 
-pub use examine::{HealthReport, examine, of_server};
+pub use examine::{HealthReport, PARKED, examine, of_server};
 pub use finding::{Finding, FindingKind};
 pub use told::FindingText;

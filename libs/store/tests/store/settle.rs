@@ -100,7 +100,8 @@ async fn both_statements_for_purchases_fill_in_the_same_columns() {
             ..order(PartnerId::new(), 1)
         };
         let order = bench.stored(order).await;
-        let (id, topup) = (placement(&order), &topups(&order)[0]);
+        let id = placement(&order);
+        let topup = &topups(&order)[0];
         let agree = r#"UPDATE topups SET terms = '{"made_up":1}' WHERE topup_id = $1"#;
         bench.set(agree, topup).await;
         let agree = if first_claim {

@@ -47,6 +47,9 @@ const STANDBY_LAGS: Duration = Duration::from_mins(1);
 const NATS_AWAY: Duration = Duration::from_secs(3);
 const RETENTION_LATE: Duration = Duration::from_hours(24);
 
+/// The most parked purchases, and parked give-backs, that a look reads which shows no list of them.
+pub const PARKED: i64 = 100;
+
 /// What an examination has found.
 #[derive(Clone, Debug)]
 pub struct HealthReport {

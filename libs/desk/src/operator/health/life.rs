@@ -41,11 +41,10 @@ pub const LOOK: Duration = Duration::from_secs(10);
 pub const SAME: Duration = Duration::from_mins(1);
 /// A look that came this late has not seen when something ended.
 const LATE: Duration = Duration::from_secs(20);
-/// PostgreSQL is away if the next look after one that failed comes this late, so that one failed
-/// look is no outage.
+/// An outage of PostgreSQL is noted if at least this long passed between the first look that failed
+/// and the next one that succeeded. It is longer than [`LOOK`], because one failed look is no
+/// outage.
 const AWAY: Duration = Duration::from_secs(15);
-/// The most parked purchases that a look reads.
-const PARKED: i64 = 100;
 /// Held while events are noted, so that several processes note each of them once. The number stands
 /// for nothing else.
 const LOCK: i64 = 0x6669_6e64;
@@ -95,7 +94,7 @@ impl FindingWatch {
 
     /// Looks, and notes what has opened, changed or been mended since. Returns what it has noted.
     pub async fn look(&mut self, connection: &mut PgConnection) -> Result<Vec<FindingEvent>> {
-        let report = examine::examine(&mut *connection, PARKED).await?;
+        let report = examine::examine(&mut *connection, examine::PARKED).await?;
         let from = self.looked_at.map(|at| at - SAME);
         let noted: Result<Option<(Self, Vec<FindingEvent>)>> =
             transaction!(connection, "findings::note", |transaction| {
@@ -256,7 +255,7 @@ pub async fn take(
     seen: Option<&str>,
     action: Action<'_>,
 ) -> Result<bool> {
-    let report = examine::examine(&mut *connection, PARKED).await?;
+    let report = examine::examine(&mut *connection, examine::PARKED).await?;
     if report.findings.iter().all(|one| one.kind.key() != key) {
         return Ok(false);
     }

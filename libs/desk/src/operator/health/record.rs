@@ -1,5 +1,5 @@
-//! What became of findings, as the history keeps it. A row of the history whose provider is empty
-//! is about the system.
+//! The rows of the history that say when a finding opened, changed or was mended. Their provider is
+//! empty, because they are about the whole system; that also tells them from rows about a provider.
 
 use pg::{Result, Transaction};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct FindingSpan {
     pub at_latest: bool,
 }
 
-/// What became of a finding. It is the kind of a row of the history.
+/// How a finding changed. The row of the history that says so has it as its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingChange {
