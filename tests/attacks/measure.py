@@ -91,7 +91,8 @@ class Good:
     """The good partner's process, and what it reports."""
 
     def __init__(self, settings):
-        self.orders, self.webhooks, self.picture, self.ended = [], {}, None, threading.Event()
+        self.orders, self.webhooks, self.picture = [], {}, None
+        self.answered, self.ended = threading.Event(), threading.Event()
         self.process = start("partner.py", [], settings)
         threading.Thread(target=self.read, daemon=True).start()
 
@@ -103,11 +104,15 @@ class Good:
             elif kind == "w":
                 self.webhooks.setdefault(rest[1], float(rest[0]))
                 self.picture = rest[2]
+            elif kind == "end":
+                self.answered.set()
         self.ended.set()
 
     def stop(self):
         """Ends the orders and waits for the webhooks of all that were accepted."""
         self.process.stdin.close()
+        # Until then an order may be under way whose webhook nobody misses yet.
+        self.answered.wait(PATIENCE)
         await_(lambda: not self.missing(), PATIENCE)
         self.process.terminate()
         self.ended.wait(10)

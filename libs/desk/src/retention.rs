@@ -13,7 +13,7 @@
 //! (`tools::archive`).
 //!
 //! The notifier calls [`step`] at a limited rate. Operators set the terms
-//! ([`crate::operator::terms`]).
+//! ([`crate::operator::retention_terms`]).
 
 use std::time::Duration;
 

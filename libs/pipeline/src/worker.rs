@@ -93,7 +93,7 @@ pub struct WorkerSettings {
     pub provider: Option<String>,
     /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle worker
     /// looks for itself.
-    pub due: Option<Arc<Notify>>,
+    pub wake: Option<Arc<Notify>>,
 }
 
 /// Starts the loops of a worker, which run until the soft stop: one pulls messages, one looks at
@@ -111,7 +111,7 @@ pub fn start<H: Handler>(
         rows_per_queue: settings.limits.permits.div_ceil(2).min(LOOK_ROWS),
         metrics: RowMetrics::new(H::NAME, settings.provider),
         pulled: CancellationToken::new(),
-        due: settings.due,
+        wake: settings.wake,
         shutdown: shutdown.clone(),
     });
     match settings.source {
@@ -146,8 +146,8 @@ struct Worker<H: Handler> {
     metrics: RowMetrics,
     /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
-    /// See [`WorkerSettings::due`].
-    due: Option<Arc<Notify>>,
+    /// See [`WorkerSettings::wake`].
+    wake: Option<Arc<Notify>>,
     shutdown: Shutdown,
 }
 
@@ -304,10 +304,10 @@ impl<H: Handler> Worker<H> {
 
     /// Waits until a row may be due.
     async fn until_due(&self) {
-        let Some(due) = &self.due else {
+        let Some(wake) = &self.wake else {
             return tokio::time::sleep(LOOK_IDLE).await;
         };
-        while tokio::time::timeout(LOOK_IDLE, due.notified())
+        while tokio::time::timeout(LOOK_IDLE, wake.notified())
             .await
             .is_err()
         {

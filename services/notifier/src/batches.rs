@@ -105,7 +105,7 @@ pub fn worker_settings(lookout: &Lookout) -> worker::WorkerSettings {
         },
         lane: worker::unlimited_lanes(),
         provider: None,
-        due: Some(lookout.watch(&WorkKind::BATCHES, "")),
+        wake: Some(lookout.watch(&WorkKind::BATCHES, "")),
     }
 }
 

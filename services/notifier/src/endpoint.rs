@@ -109,9 +109,9 @@ impl EndpointCache {
         for (id, target, validity) in targets {
             // The version may also go back: the slower one of two claims has an older one, and the
             // numbers of a restored database come again.
-            let read_at = Some(validity.configuration_version);
-            if cache.configuration_version != read_at {
-                cache.configuration_version = read_at;
+            let version = Some(validity.configuration_version);
+            if cache.configuration_version != version {
+                cache.configuration_version = version;
                 for known in cache.endpoints.values_mut() {
                     known.is_current = false;
                 }

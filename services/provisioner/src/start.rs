@@ -172,7 +172,7 @@ fn start_workers(
             limits,
             lane,
             provider: Some(name.clone()),
-            due: Some(lookout.watch(activity.kinds(), &name)),
+            wake: Some(lookout.watch(activity.kinds(), &name)),
         };
         worker::start(Arc::new(handler), nats, settings, shutdown);
     }
@@ -187,7 +187,7 @@ fn start_workers(
         },
         lane: lane_states(Arc::clone(&breaker), None),
         provider: Some(name.clone()),
-        due: Some(lookout.watch(&WorkKind::REQUESTS, &name)),
+        wake: Some(lookout.watch(&WorkKind::REQUESTS, &name)),
     };
     let handler = EsimRequestHandler {
         context: Arc::clone(context),

@@ -128,7 +128,7 @@ impl Bench {
             limits,
             lane,
             provider: None,
-            due,
+            wake: due,
         };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;

@@ -5,7 +5,7 @@ mod open;
 use std::time::Duration;
 
 use desk::{
-    operator::terms,
+    operator::retention_terms,
     retention::{self, DataClass},
     self_service,
 };
@@ -461,7 +461,7 @@ async fn the_external_id_is_free_after_the_term_of_archived_orders() {
         (Some(365), 364, 0, false),
         (Some(365), 366, 1, true),
     ] {
-        terms::set(&mut connection, DataClass::Archived, days, applied())
+        retention_terms::set(&mut connection, DataClass::Archived, days, applied())
             .await
             .unwrap();
         let back =
@@ -475,7 +475,7 @@ async fn the_external_id_is_free_after_the_term_of_archived_orders() {
     let overdue = retention::backlog(&mut connection).await.unwrap().overdue[3];
     assert!(overdue < Duration::from_mins(1), "{overdue:?}");
     // Orders themselves are never erased by retention, whatever their term is.
-    terms::set(&mut connection, DataClass::Orders, Some(1), applied())
+    retention_terms::set(&mut connection, DataClass::Orders, Some(1), applied())
         .await
         .unwrap();
     let kept = bench.delivered(partner, "o-2", 500).await;

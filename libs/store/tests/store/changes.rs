@@ -2,7 +2,7 @@
 //! earlier.
 
 use desk::{
-    operator::terms,
+    operator::retention_terms,
     retention::{self, DataClass},
 };
 use pg::actions;
@@ -19,7 +19,7 @@ async fn changes_of_partners_have_a_room_of_their_own() {
         step.unwrap().erased
     };
     let keep = async |class, days| {
-        terms::set(&mut *bench.connection().await, class, days, applied())
+        retention_terms::set(&mut *bench.connection().await, class, days, applied())
             .await
             .unwrap();
     };

@@ -8,7 +8,7 @@ use accounts::{
     profile::{Profile, SealedProfile},
 };
 use desk::operator::erase::{self, ErasureCounts, NotErased};
-use desk::operator::terms;
+use desk::operator::retention_terms;
 use desk::retention::{self, DataClass, RetentionBacklog, RetentionBatch};
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
 use pg::actions::Mode;
@@ -106,7 +106,7 @@ impl Bench {
     }
 
     async fn keep(&self, class: DataClass, days: Option<i32>, mode: Mode<'_>) {
-        terms::set(&mut *self.connection().await, class, days, mode)
+        retention_terms::set(&mut *self.connection().await, class, days, mode)
             .await
             .unwrap();
         if matches!(mode, Mode::Apply(_)) {
@@ -229,7 +229,7 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     let before: String = bench.value(began, "profiles").await;
     bench.keep(DataClass::Profiles, Some(5), applied()).await;
     assert_eq!(bench.value::<String>(began, "profiles").await, before);
-    let shown = terms::list(&mut *bench.connection().await).await.unwrap();
+    let shown = retention_terms::list(&mut *bench.connection().await).await.unwrap();
     let days: Vec<_> = shown
         .iter()
         .map(|term| (term.class.as_str(), term.days))

@@ -269,7 +269,7 @@ fn compare<'a>(
     report.refused = nameless;
     for (product, offer) in &listed {
         let pairs = by_product.remove(product.as_str()).unwrap_or_default();
-        let standard = match &offer.terms {
+        let standard = match &offer.standard {
             Ok(standard) => standard,
             Err(unsuitable) => {
                 report
@@ -362,14 +362,14 @@ fn merged(offers: Vec<ProductOffer>) -> (BTreeMap<String, ProductOffer>, Vec<Ref
     let mut nameless = Vec::new();
     for offer in offers {
         let Some(product) = offer.product.clone().map(String::from) else {
-            let reason = offer.terms.as_ref().err().copied();
+            let reason = offer.standard.as_ref().err().copied();
             let reason = reason.unwrap_or(UnsuitableProduct::Unreadable("id"));
             nameless.push(refused("", &offer, reason, &[]));
             continue;
         };
         match listed.get_mut(&product) {
-            Some(known) if known.terms != offer.terms => {
-                known.terms = Err(UnsuitableProduct::Ambiguous);
+            Some(known) if known.standard != offer.standard => {
+                known.standard = Err(UnsuitableProduct::Ambiguous);
             }
             Some(_) => {}
             None => drop(listed.insert(product, offer)),

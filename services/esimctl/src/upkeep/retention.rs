@@ -7,7 +7,7 @@
 use clap::{Args, Subcommand};
 use desk::operator::words::counted;
 use desk::{
-    operator::terms::{self, Term},
+    operator::retention_terms::{self, Term},
     retention::DataClass,
 };
 use pg::actions::Mode;
@@ -78,7 +78,7 @@ struct NewTerm {
 pub async fn run(command: &RetentionCommand, console: &Console) -> anyhow::Result<()> {
     match command {
         RetentionCommand::List => {
-            let terms = terms::list(&mut console.connect().await?).await?;
+            let terms = retention_terms::list(&mut console.connect().await?).await?;
             console.print_list(&terms, "There are no terms.", row)
         }
         RetentionCommand::Set(asked) => set(asked, console).await,
@@ -99,7 +99,7 @@ fn kept(days: Option<i32>) -> String {
 async fn set(asked: &RetentionSetArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let class = asked.class.as_str();
-    let before = terms::list(&mut connection).await?;
+    let before = retention_terms::list(&mut connection).await?;
     let old = kept(
         before
             .iter()
@@ -109,7 +109,7 @@ async fn set(asked: &RetentionSetArgs, console: &Console) -> anyhow::Result<()> 
     let new = kept(asked.term.days);
     let described = |verb: &str| format!("{class} {verb} kept {new}; before: {old}");
     let run = async |mode: Mode<'_>| {
-        Ok(terms::set(&mut connection, asked.class, asked.term.days, mode).await?)
+        Ok(retention_terms::set(&mut connection, asked.class, asked.term.days, mode).await?)
     };
     let effect = if asked.class == DataClass::Orders {
         "Older orders that are finished are moved into files by `esimctl archive run`."

@@ -129,7 +129,7 @@ impl InsertAndAnnounce {
 }
 
 /// An order that is stored, and what its answer needs.
-struct Stored {
+struct StoredOrder {
     order: NewOrder,
     /// Takes the answer to the handler.
     answer: oneshot::Sender<OrderAnswer>,
@@ -170,9 +170,9 @@ impl BatchWriter for InsertAndAnnounce {
     async fn write(&self, orders: &[NewOrder]) -> Result<Vec<InsertResult>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
             let sent = Moment::now();
-            let stored = store::orders::insert(connection, orders).await?;
+            let inserted = store::orders::insert(connection, orders).await?;
             Ok::<Vec<_>, pg::Error>(
-                stored
+                inserted
                     .into_iter()
                     .map(|stored| InsertResult { stored, sent })
                     .collect(),
@@ -255,10 +255,10 @@ impl OrderService {
         // after it.
         let awaited = order.awaits_verdicts();
         let pending_answer = awaited.then(|| self.handshake.expect_reports(&order));
-        let stored = self.store_unless_taken(&mut order, &mut answer).await;
+        let sent_at = self.store_unless_taken(&mut order, &mut answer).await;
         let taken =
             || ApiError::Unprocessable(vec![RequestFault::new(ErrorCode::ExternalOrderIdTaken)]);
-        let sent = match stored.and_then(|sent| sent.ok_or_else(taken)) {
+        let sent = match sent_at.and_then(|sent| sent.ok_or_else(taken)) {
             Ok(sent) => sent,
             Err(error) => {
                 self.fail(order.partner_id, error, answer);
@@ -270,7 +270,7 @@ impl OrderService {
         };
         let order_id = order.order_id;
         let answer_deadline = sent + order.answer_within;
-        let stored = Stored {
+        let stored = StoredOrder {
             began,
             time_to_store: began.elapsed(),
             sent,
@@ -293,8 +293,8 @@ impl OrderService {
     }
 
     /// Answers an order whose answer waits for no verdict: it gets its 201 at once.
-    async fn answer_at_once(&self, stored: Stored, admitted: &AdmittedOrder) {
-        let Stored {
+    async fn answer_at_once(&self, stored: StoredOrder, admitted: &AdmittedOrder) {
+        let StoredOrder {
             order,
             answer,
             began,
@@ -317,11 +317,11 @@ impl OrderService {
     /// Answers an order as the verdicts on its placements say.
     async fn answer_by_verdicts(
         &self,
-        stored: Stored,
+        stored: StoredOrder,
         mut pending_answer: PendingAnswer,
         admitted: &AdmittedOrder,
     ) {
-        let Stored {
+        let StoredOrder {
             order,
             answer,
             began,

@@ -18,9 +18,9 @@ impl Deliver {
         younger_than: Duration,
     ) -> Result<ClaimResult, pg::Error> {
         let mut lean = Vec::new();
-        if let Some(read_at) = self.endpoints.configuration_version() {
-            let known = |id, now| self.endpoints.known(id, read_at, now);
-            lean = deliveries::claim_known(connection, ids, younger_than, read_at, known).await?;
+        if let Some(version) = self.endpoints.configuration_version() {
+            let known = |id, now| self.endpoints.known(id, version, now);
+            lean = deliveries::claim_known(connection, ids, younger_than, version, known).await?;
         }
         let is_left = |id: &&DeliveryId| lean.iter().all(|delivery| delivery.id != **id);
         let left: Vec<DeliveryId> = ids.iter().filter(is_left).copied().collect();

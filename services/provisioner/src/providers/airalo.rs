@@ -46,7 +46,7 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, Size, parse},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
-    price::{self, Price, Terms},
+    price::{self, Price, PricedProduct},
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
@@ -458,8 +458,8 @@ impl Airalo {
     /// pay; not all examples of it do. It does not say whether that is the price of a unit or of
     /// the order, so only a price above both is certainly too high. The purchase is paid and is
     /// delivered; the list of prices is read again, because it decides what is bought next.
-    fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &AiraloOrder) {
-        let Some(most) = terms.most else { return };
+    fn note_price(&self, option: &str, priced: &PricedProduct<'_>, quantity: usize, order: &AiraloOrder) {
+        let Some(most) = priced.most else { return };
         let Some(paid) = order.paid() else { return };
         let units = u64::try_from(quantity).unwrap_or(u64::MAX);
         if paid <= Price(most.0.saturating_mul(units)) {
@@ -477,13 +477,13 @@ impl Airalo {
     }
 
     /// Refuses a purchase whose option allows less than the provider asks for a unit now.
-    async fn compare_price(&self, terms: &Terms<'_>, send_by: Moment) -> Result<(), Trouble> {
-        let Some(most) = terms.most else {
+    async fn compare_price(&self, priced: &PricedProduct<'_>, send_by: Moment) -> Result<(), Trouble> {
+        let Some(most) = priced.most else {
             return Ok(());
         };
         let calls = Arc::clone(&self.calls);
         let price = self.calls.prices.of(
-            terms.product,
+            priced.product,
             move || async move { calls.all_prices().await },
         );
         let price = timeout_at(send_by.monotonic.into(), price).await;
@@ -549,13 +549,13 @@ impl Adapter for Airalo {
                 "Airalo sells one option in a purchase".into(),
             ));
         };
-        let terms = price::terms(option)?;
-        self.compare_price(&terms, purchase.send_by).await?;
+        let priced = price::priced_product(option)?;
+        self.compare_price(&priced, purchase.send_by).await?;
         // The time is checked after the token was got, because that may take a call of its own.
         let token = self.calls.tokens.get(&self.calls.http).await?;
         purchase.is_in_time()?;
         let form = CallBody::multipart(&[
-            ("package_id", terms.product),
+            ("package_id", priced.product),
             ("quantity", &quantity.to_string()),
             ("type", "sim"),
             ("description", &purchase.placement_id.to_string()),
@@ -574,10 +574,10 @@ impl Adapter for Airalo {
             }
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
-        if order.is_for_another(purchase.placement_id) || order.package_id != terms.product {
+        if order.is_for_another(purchase.placement_id) || order.package_id != priced.product {
             return Err(Trouble::Unknown("the response is another order".into()));
         }
-        self.note_price(option, &terms, *quantity, &order);
+        self.note_price(option, &priced, *quantity, &order);
         Ok(PurchaseResponse::Bought(self.calls.bought(vec![order])?))
     }
 

@@ -207,10 +207,10 @@ fn order(purchase: &Purchase) -> Result<Value, Trouble> {
     let mut packages = Vec::with_capacity(purchase.items.len());
     let mut sum = Some(0_u64);
     for (option, count) in &purchase.items {
-        let terms = price::terms(option)?;
-        let mut package = json!({ "packageCode": terms.product, "count": count });
+        let priced = price::priced_product(option)?;
+        let mut package = json!({ "packageCode": priced.product, "count": count });
         let units = u64::try_from(*count).unwrap_or(u64::MAX);
-        sum = match terms.most {
+        sum = match priced.most {
             Some(most) => {
                 package["price"] = most.0.into();
                 sum.map(|sum| sum.saturating_add(most.0.saturating_mul(units)))

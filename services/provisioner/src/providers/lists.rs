@@ -26,7 +26,7 @@ pub struct ProductOffer {
     pub product: Option<ProviderId>,
     /// One short line; it may be empty.
     pub name: String,
-    pub terms: Result<Standard, UnsuitableProduct>,
+    pub standard: Result<Standard, UnsuitableProduct>,
 }
 
 /// Why we cannot sell a product.

@@ -15,15 +15,15 @@ use super::provider::Trouble;
 
 /// A product and the most that we pay for one unit of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms<'a> {
+pub(super) struct PricedProduct<'a> {
     pub(super) product: &'a str,
     pub(super) most: Option<Price>,
 }
 
 /// Reads the id of an option at the provider, or refuses its purchase.
-pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, Trouble> {
+pub(super) fn priced_product(provider_option_id: &str) -> Result<PricedProduct<'_>, Trouble> {
     let Some((product, price)) = provider_option_id.rsplit_once('@') else {
-        return Ok(Terms {
+        return Ok(PricedProduct {
             product: provider_option_id,
             most: None,
         });
@@ -31,7 +31,7 @@ pub(super) fn terms(provider_option_id: &str) -> Result<Terms<'_>, Trouble> {
     let most = Price::parse(price).ok_or_else(|| {
         Trouble::RefusedHere("the price behind @ in the option's id is unreadable".into())
     })?;
-    Ok(Terms {
+    Ok(PricedProduct {
         product,
         most: Some(most),
     })
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn an_option_may_name_the_most_that_is_paid() {
-        let of = |text| terms(text).map(|terms| (terms.product, terms.most.map(|most| most.0)));
+        let of = |text| priced_product(text).map(|priced| (priced.product, priced.most.map(|most| most.0)));
         assert_eq!(of("JC016"), Ok(("JC016", None)));
         assert_eq!(of("JC016@1.5"), Ok(("JC016", Some(15_000))));
         assert_eq!(of("a@b@0.0001"), Ok(("a@b", Some(1))));

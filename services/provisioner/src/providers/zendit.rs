@@ -31,7 +31,7 @@ use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     http::{Call, CallBody, Http, Size, parse, path_of},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
-    price::{self, Terms},
+    price::{self, PricedProduct},
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
@@ -159,16 +159,16 @@ impl Zendit {
 
     /// Refuses a purchase whose option allows less than the offer costs now. Whatever becomes of
     /// this call, the purchase was not sent.
-    async fn compare_price(&self, terms: &Terms<'_>) -> Result<(), Trouble> {
-        let Some(most) = terms.most else {
+    async fn compare_price(&self, priced: &PricedProduct<'_>) -> Result<(), Trouble> {
+        let Some(most) = priced.most else {
             return Ok(());
         };
         let unread = |trouble| price::unread(trouble, LATER);
-        let path = path_of(OFFER, "{offerId}", terms.product)?;
+        let path = path_of(OFFER, "{offerId}", priced.product)?;
         // This call comes in addition to the purchase.
         self.http.turn().await;
         let price = match self.call(Call::get(&path, OFFER)).await.map_err(unread)? {
-            Reply::Done(body) => offers::price_of(&body, terms.product).map_err(unread)?,
+            Reply::Done(body) => offers::price_of(&body, priced.product).map_err(unread)?,
             Reply::Refused(refusal) if refusal.is_absence() => None,
             Reply::Refused(refusal) => return Err(unread(refusal.trouble())),
         };
@@ -248,12 +248,12 @@ impl Adapter for Zendit {
                 "Zendit sells one eSIM in a purchase".into(),
             ));
         };
-        let terms = price::terms(option)?;
-        self.compare_price(&terms).await?;
+        let priced = price::priced_product(option)?;
+        self.compare_price(&priced).await?;
         // The time is checked after the price was read.
         purchase.is_in_time()?;
         let ours = purchase.placement_id.to_string();
-        let request = json!({ "offerId": terms.product, "transactionId": ours });
+        let request = json!({ "offerId": priced.product, "transactionId": ours });
         let call = Call {
             body: Some(CallBody::json(&request)?),
             ..Call::post(PURCHASES, PURCHASES)

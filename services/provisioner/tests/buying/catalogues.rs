@@ -33,7 +33,7 @@ fn offered(listed: &Result<ListPage<ProductOffer>, Trouble>) -> String {
                 return format!("{} products", listed.entries.len());
             };
             assert!(!offer.name.contains(char::is_control) && offer.name.chars().count() <= 200);
-            match &offer.terms {
+            match &offer.standard {
                 Ok(standard) => terms(standard),
                 Err(unsuitable) => {
                     let field = unsuitable.to_string();

@@ -165,7 +165,7 @@ fn begin(shutdown: &Shutdown) -> (Arc<Rows>, mpsc::UnboundedSender<String>) {
         },
         lane: unlimited_lanes(),
         provider: None,
-        due: None,
+        wake: None,
     };
     start(Arc::clone(&rows), &Nats::new().0, settings, shutdown);
     for message in ["[0,2]", "[1]", "[0]"] {

@@ -20,7 +20,7 @@ fn offer(product: &str, country: &str, price: &str) -> ProductOffer {
     ProductOffer {
         product: ProviderId::parse(product.to_owned()).ok(),
         name: String::new(),
-        terms: Ok(standard(country, price)),
+        standard: Ok(standard(country, price)),
     }
 }
 
@@ -74,7 +74,7 @@ fn what_is_gone_is_certain_only_if_every_product_has_an_id() {
     assert!(!found(&["--disable-gone"], vec![], &known).is_certain);
     // One that is refused is not gone.
     let mut refused = offer("b", "JP", "1.00");
-    refused.terms = Err(UnsuitableProduct::ConfirmationCode);
+    refused.standard = Err(UnsuitableProduct::ConfirmationCode);
     let whole = found(&["--disable-gone"], vec![one(), refused], &known);
     assert!(whole.report.gone.is_empty());
     assert_eq!(whole.report.refused[0].on_sale, [known[1].option_id]);

@@ -191,7 +191,7 @@ impl AiraloPackages<Place> {
                     entries.push(ProductOffer {
                         product: product(package, "id"),
                         name: full_name(place, operator, package),
-                        terms: terms(place, operator, package, discount),
+                        standard: standard(place, operator, package, discount),
                     });
                 }
             }
@@ -232,7 +232,7 @@ fn countries(place: &Place, operator: &Operator) -> Vec<Country> {
     own.and_then(|code| code.parse().ok()).into_iter().collect()
 }
 
-fn terms(
+fn standard(
     place: &Place,
     operator: &Operator,
     package: &Value,

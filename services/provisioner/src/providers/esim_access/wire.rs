@@ -368,12 +368,12 @@ pub(super) fn offer(package: &Value) -> ProductOffer {
     ProductOffer {
         product: product(package, "packageCode"),
         name: name(package, "name"),
-        terms: terms(package),
+        standard: standard(package),
     }
 }
 
 /// Reads what a product is; the price is in ten-thousandths already.
-fn terms(package: &Value) -> Result<Standard, UnsuitableProduct> {
+fn standard(package: &Value) -> Result<Standard, UnsuitableProduct> {
     let code =
         product(package, "packageCode").ok_or(UnsuitableProduct::Unreadable("packageCode"))?;
     if code.as_str().starts_with("TOPUP_") {

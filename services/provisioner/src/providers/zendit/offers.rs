@@ -40,7 +40,7 @@ pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, T
     let entries = sold.map(|offer| ProductOffer {
         product: product(offer, "offerId"),
         name: full_name(offer),
-        terms: terms(offer),
+        standard: standard(offer),
     });
     Ok(ListPage {
         entries: entries.collect(),
@@ -104,7 +104,7 @@ fn data(offer: &Value) -> Option<Data> {
     Data::megabytes(megabytes)
 }
 
-fn terms(offer: &Value) -> Result<Standard, UnsuitableProduct> {
+fn standard(offer: &Value) -> Result<Standard, UnsuitableProduct> {
     let unreadable = UnsuitableProduct::Unreadable;
     product(offer, "offerId").ok_or(unreadable("offerId"))?;
     if offer.get("enabled") != Some(&Value::Bool(true)) {
