@@ -316,7 +316,7 @@ impl Config {
             },
             lane: worker::unlimited_lanes(),
             provider: None,
-            due: Some(lookout.watch(&WorkKind::WEBHOOKS, "")),
+            wake: Some(lookout.watch(&WorkKind::WEBHOOKS, "")),
         }
     }
 

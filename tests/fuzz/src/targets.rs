@@ -174,7 +174,7 @@ fn check_lists(server: &Replayed, account: &dyn Provider) {
                     assert!(
                         offer.name.chars().count() <= 200 && !offer.name.contains(char::is_control)
                     );
-                    if let Ok(standard) = offer.terms {
+                    if let Ok(standard) = offer.standard {
                         assert!(offer.product.is_some() && standard.cost.is_some());
                         assert!(!standard.countries.is_empty() && standard.days > 0);
                     }

@@ -251,8 +251,8 @@ impl<H: Handler> Worker<H> {
                      lease"
                 );
             }
-        } else if let Some(due) = &self.due {
-            due.notify_one();
+        } else if let Some(wake) = &self.wake {
+            wake.notify_one();
         }
     }
 

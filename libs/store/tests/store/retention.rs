@@ -229,7 +229,9 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     let before: String = bench.value(began, "profiles").await;
     bench.keep(DataClass::Profiles, Some(5), applied()).await;
     assert_eq!(bench.value::<String>(began, "profiles").await, before);
-    let shown = retention_terms::list(&mut *bench.connection().await).await.unwrap();
+    let shown = retention_terms::list(&mut *bench.connection().await)
+        .await
+        .unwrap();
     let days: Vec<_> = shown
         .iter()
         .map(|term| (term.class.as_str(), term.days))

@@ -458,7 +458,13 @@ impl Airalo {
     /// pay; not all examples of it do. It does not say whether that is the price of a unit or of
     /// the order, so only a price above both is certainly too high. The purchase is paid and is
     /// delivered; the list of prices is read again, because it decides what is bought next.
-    fn note_price(&self, option: &str, priced: &PricedProduct<'_>, quantity: usize, order: &AiraloOrder) {
+    fn note_price(
+        &self,
+        option: &str,
+        priced: &PricedProduct<'_>,
+        quantity: usize,
+        order: &AiraloOrder,
+    ) {
         let Some(most) = priced.most else { return };
         let Some(paid) = order.paid() else { return };
         let units = u64::try_from(quantity).unwrap_or(u64::MAX);
@@ -477,15 +483,20 @@ impl Airalo {
     }
 
     /// Refuses a purchase whose option allows less than the provider asks for a unit now.
-    async fn compare_price(&self, priced: &PricedProduct<'_>, send_by: Moment) -> Result<(), Trouble> {
+    async fn compare_price(
+        &self,
+        priced: &PricedProduct<'_>,
+        send_by: Moment,
+    ) -> Result<(), Trouble> {
         let Some(most) = priced.most else {
             return Ok(());
         };
         let calls = Arc::clone(&self.calls);
-        let price = self.calls.prices.of(
-            priced.product,
-            move || async move { calls.all_prices().await },
-        );
+        let price =
+            self.calls.prices.of(
+                priced.product,
+                move || async move { calls.all_prices().await },
+            );
         let price = timeout_at(send_by.monotonic.into(), price).await;
         let price = price.map_err(|_| {
             Trouble::NotSent("the provider's prices were not read in time".to_owned())

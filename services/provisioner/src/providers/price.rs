@@ -80,7 +80,9 @@ mod tests {
 
     #[test]
     fn an_option_may_name_the_most_that_is_paid() {
-        let of = |text| priced_product(text).map(|priced| (priced.product, priced.most.map(|most| most.0)));
+        let of = |text| {
+            priced_product(text).map(|priced| (priced.product, priced.most.map(|most| most.0)))
+        };
         assert_eq!(of("JC016"), Ok(("JC016", None)));
         assert_eq!(of("JC016@1.5"), Ok(("JC016", Some(15_000))));
         assert_eq!(of("a@b@0.0001"), Ok(("a@b", Some(1))));
