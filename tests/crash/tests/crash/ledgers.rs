@@ -10,6 +10,9 @@ use testkit::wait;
 /// How long the system may take at the end to come to rest. Leases, the settling delay and the
 /// first retry of a webhook have to fit into it.
 const QUIET: Duration = Duration::from_secs(90);
+/// The same where a search proves nothing about an attempt that was never sent. It is parked by the
+/// fifth look-up that is recorded, and these are up to a minute apart.
+const QUIET_OF_SEARCHES: Duration = Duration::from_mins(6);
 
 fn is_settled(row: &Stored) -> bool {
     let closed = matches!(row.placement.as_str(), "refused" | "failed" | "parked");
@@ -28,7 +31,12 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
             .then_some(()))
     };
     // If the time is not enough, the rows that are still open are reported below, by their ids.
-    let _ = wait::until(QUIET, "quiet", settled).await;
+    let patience = if walk.searches {
+        QUIET_OF_SEARCHES
+    } else {
+        QUIET
+    };
+    let _ = wait::until(patience, "quiet", settled).await;
 
     let stored = walk.stack.stored().await?;
     let orders = walk.stack.ledger().await?.orders.into_iter();
