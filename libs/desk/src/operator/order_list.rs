@@ -249,6 +249,22 @@ async fn matching(
     })
 }
 
+/// These orders, the newest first. One that does not exist is left out.
+pub async fn by_ids(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+) -> Result<Unflushed<Vec<OrderListEntry>>> {
+    let at_most = i64::try_from(ids.len()).unwrap_or(i64::MAX);
+    let found = look!(
+        connection,
+        "order_id = ANY ($1) AND order_id >= $2",
+        ids,
+        Uuid::nil(),
+        at_most
+    );
+    Ok(Unflushed::of(found))
+}
+
 /// What an order is for, and since when all of it is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {

@@ -7,8 +7,12 @@
 //! requests are found by their external order id or request id, too. If no order has the id as it
 //! is, those are found whose order, placement or topup id or ICCID begins with it; and of the
 //! newest orders, those whose external order id does, because a prefix of that has no index, which
-//! each order would have to write. Partners are found by any part of their name, in upper or lower
-//! case.
+//! each order would have to write. For the same reason the trace id of a request and the last six
+//! or more digits of an ICCID are looked for among the newest ones. Partners are found by any part
+//! of their name, in upper or lower case. If nothing is found, those ids are that differ in one
+//! character ([`meant`]).
+
+mod meant;
 
 use accounts::refused::{self, RefusedRequestView};
 use domain::{Iccid, PartnerId};
@@ -34,6 +38,8 @@ pub enum MatchedId {
     Iccid,
     /// The provider's id of the purchase or of the unit.
     Provider,
+    /// The trace of the request that created it.
+    Trace,
 }
 
 impl MatchedId {
@@ -76,6 +82,10 @@ pub struct SearchHits {
     pub more_partners: i64,
     /// Refused requests with this external order id or request id, the newest first.
     pub refused: Vec<RefusedRequestView>,
+    /// If nothing was found: orders with an id that differs in one character, the newest first.
+    pub meant: Vec<OrderHit>,
+    /// The same of refused requests: their external order ids.
+    pub meant_refused: Vec<String>,
 }
 
 impl SearchHits {
@@ -108,6 +118,10 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<S
     if hits.orders.is_empty() && hits.refused.is_empty() {
         (hits.orders, hits.more_orders) = beginning(&mut *connection, id.trim()).await?;
     }
+    if hits.is_empty() {
+        hits.meant = meant(&mut *connection, id.trim()).await?;
+        hits.meant_refused = meant_refused(connection, id.trim()).await?;
+    }
     Ok(Unflushed::of(hits))
 }
 
@@ -128,8 +142,16 @@ const LEAST: usize = 4;
 const LEAST_OF_A_KEY: i32 = 7;
 /// The maximum number of orders of one kind of id that are counted.
 const COUNTED: i64 = 200;
-/// The newest orders, of which those are found whose external order id begins with the text.
+/// The newest orders and eSIMs, which are looked at for what has no index.
 const NEWEST: i64 = 20_000;
+/// The fewest digits of the end of an ICCID.
+const LEAST_OF_AN_END: usize = 6;
+
+/// What a `traceparent` of this trace begins with, if the text is a trace id.
+fn trace(text: &str) -> Option<String> {
+    let is_trace = text.len() == 32 && text.bytes().all(|one| one.is_ascii_hexdigit());
+    is_trace.then(|| format!("00-{}-", text.to_lowercase()))
+}
 
 /// The first and the last UUID that begin with this text; `None` if none does.
 fn range(text: &str) -> Option<(Uuid, Uuid)> {
@@ -156,6 +178,10 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
     let is_number = digits.len() >= LEAST && digits.bytes().all(|one| one.is_ascii_digit());
     // Nines sort behind all digits in every collation.
     let number = is_number.then(|| (digits.clone(), format!("{digits:9<40}")));
+    let end = number
+        .as_ref()
+        .map(|(digits, _)| digits.as_str())
+        .filter(|digits| digits.len() >= LEAST_OF_AN_END);
     let query = sqlx::query!(
         r#"WITH found (order_id, by) AS (
                (SELECT order_id, 'order' FROM orders WHERE order_id BETWEEN $1 AND $2 ORDER BY order_id DESC LIMIT $6)
@@ -172,6 +198,16 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
                UNION ALL (SELECT order_id, 'external_order_id'
                           FROM (SELECT order_id, external_order_id FROM orders ORDER BY order_id DESC LIMIT $8) newest
                           WHERE starts_with(external_order_id, $5) ORDER BY order_id DESC LIMIT $6)
+               UNION ALL (SELECT order_id, 'trace'
+                          FROM (SELECT order_id, traceparent FROM orders WHERE $9::text IS NOT NULL
+                                ORDER BY order_id DESC LIMIT $8) newest
+                          WHERE starts_with(traceparent, $9) LIMIT $6)
+               UNION ALL (SELECT p.order_id, 'iccid'
+                          FROM (SELECT topup_id, iccid FROM esims WHERE $10::text IS NOT NULL
+                                ORDER BY topup_id DESC LIMIT $8) e
+                          JOIN topups t ON t.topup_id = e.topup_id
+                          JOIN placements p ON p.placement_id = t.placement_id
+                          WHERE right(e.iccid, length($10)) = $10 LIMIT $6)
            )
            SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
                   (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
@@ -187,6 +223,8 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
         COUNTED,
         MOST,
         NEWEST,
+        trace(text),
+        end,
     );
     let mut orders = Vec::new();
     let mut more = 0;
@@ -278,6 +316,61 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
     }
     hits.refused = refused::find(connection, id).await?;
     Ok(hits)
+}
+
+/// The orders that have an id which differs from this text in one character, the newest first.
+async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit>> {
+    let ids = meant::neighbours(text);
+    let uuids: Vec<Uuid> = ids.iter().filter_map(|one| one.parse().ok()).collect();
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let query = sqlx::query!(
+        r#"WITH found (order_id, by) AS (
+               SELECT order_id, 'external_order_id' FROM orders WHERE external_order_id = ANY ($1)
+               UNION ALL SELECT order_id, 'order' FROM orders WHERE order_id = ANY ($2)
+               UNION ALL SELECT order_id, 'placement' FROM placements WHERE placement_id = ANY ($2)
+               UNION ALL SELECT p.order_id, 'topup' FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                         WHERE t.topup_id = ANY ($1)
+               UNION ALL SELECT p.order_id, 'iccid'
+                         FROM esims e
+                         JOIN topups t ON t.topup_id = e.topup_id
+                         JOIN placements p ON p.placement_id = t.placement_id
+                         WHERE e.iccid = ANY ($1)
+           )
+           SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
+                  (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
+                  o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!"
+           FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
+           ORDER BY o.order_id DESC LIMIT $3"#,
+        &ids,
+        &uuids,
+        MOST,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let hits = rows.map(|row| {
+        let by = row.by.parse();
+        Ok(OrderHit {
+            order_id: row.order_id,
+            external_order_id: row.external_order_id,
+            partner_id: row.partner_id,
+            partner: row.partner,
+            created_at: row.created_at,
+            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
+        })
+    });
+    hits.collect()
+}
+
+/// The external ids of refused requests that differ from this text in one character.
+async fn meant_refused(connection: &mut PgConnection, text: &str) -> Result<Vec<String>> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT DISTINCT external_order_id AS "id!" FROM refused_requests
+           WHERE external_order_id = ANY ($1) ORDER BY 1 LIMIT $2"#,
+        &meant::neighbours(text),
+        MOST,
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// The text without spaces and dashes, which people and documents put between the digits of an

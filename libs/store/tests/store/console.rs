@@ -321,6 +321,8 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     let external = "acme/1001?&#";
     let mut new = order(partner, 1);
     new.external_order_id = external.into();
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    new.traceparent = Some(format!("00-{trace}-b7ad6b7169203331-01"));
     let stored = bench.stored(new).await;
     let topup = topups(&stored)[0].clone();
     bench.claim(&[placement(&stored)]).await;
@@ -337,6 +339,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .await;
     let iccid = iccid(&topup).as_str().to_owned();
     let spaced = format!(" {} {} ", &iccid[..4], &iccid[4..]);
+    let end = iccid[iccid.len() - 6..].to_owned();
     let mut console = bench.as_role("console").await;
     for (id, by) in [
         (external.to_owned(), MatchedId::ExternalOrderId),
@@ -345,6 +348,8 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         (topup.to_string(), MatchedId::Topup),
         (iccid, MatchedId::Iccid),
         (spaced, MatchedId::Iccid),
+        (end, MatchedId::Iccid),
+        (trace.to_uppercase(), MatchedId::Trace),
         (format!("unit-{topup}"), MatchedId::Provider),
         ("NO/4711?&#".to_owned(), MatchedId::Provider),
     ] {
@@ -370,6 +375,18 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .told(&mut console)
         .await;
     assert_eq!(hits.partners[0].partner_id, partner.uuid());
+    // One wrong character is no hit, but what may have been meant.
+    let mut digits = topup.to_string();
+    let last = if digits.pop() == Some('7') { '8' } else { '7' };
+    digits.push(last);
+    for wrong in ["acme/1010?&#", "acme/001?&#", "acme/11001?&#", &digits] {
+        let hits = search::find(&mut console, wrong)
+            .await
+            .told(&mut console)
+            .await;
+        assert!(hits.is_empty(), "{wrong}: {hits:?}");
+        assert_eq!(hits.meant[0].order_id, stored.order_id.uuid(), "{wrong}");
+    }
     assert!(
         search::find(&mut console, "nothing")
             .await

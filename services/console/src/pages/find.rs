@@ -2,21 +2,32 @@
 //! once, and several become a list. If nothing is exactly that, partners and endpoints come near
 //! whose name or host has it as a part; htmx shows the same under the box while somebody types.
 
+use std::collections::HashMap;
+
 use askama::Template;
 use axum::{
     extract::State,
     response::{IntoResponse, Redirect, Response},
 };
-use desk::operator::search::{self, MOST, MatchedId};
+use desk::operator::{
+    self,
+    order_list::{self, Contents, OrderListEntry},
+    orders::UndeliveredCounts,
+    search::{self, MOST, MatchedId, OrderHit},
+};
 use pg::PgConnection;
+use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Viewer, Visit},
-    format::utc,
-    pages::refusals::{RefusedRow, refused_row},
+    access::{ConsoleSession, OperatorRole, Viewer, Visit},
+    format::{address, utc},
+    pages::{
+        orders,
+        refusals::{RefusedRow, refused_row},
+    },
     problem::Problem,
-    times::{TimeElement, Times},
+    times::TimeElement,
     view::{Shell, page, shortened},
 };
 
@@ -28,6 +39,7 @@ struct Page {
     hits: Vec<HitRow>,
     archived: Vec<String>,
     refused: Vec<RefusedRow>,
+    meant: Vec<Meant>,
     near: Vec<Near>,
     most: i64,
     /// How to go on if more matches.
@@ -39,6 +51,15 @@ struct Page {
 #[template(path = "hints.html")]
 struct Hints {
     near: Vec<Near>,
+}
+
+/// An order whose id differs in one character, or the id of such a refused request.
+struct Meant {
+    path: String,
+    name: String,
+    why: String,
+    state: &'static str,
+    class: &'static str,
 }
 
 /// A partner or an endpoint whose name or host has what was asked for as a part.
@@ -141,6 +162,10 @@ struct HitRow {
     path: String,
     by: &'static str,
     partner: String,
+    /// What an order is for and how it is, and how that is coloured; empty for a partner.
+    products: String,
+    state: &'static str,
+    class: &'static str,
     at: TimeElement,
 }
 
@@ -151,8 +176,8 @@ pub(crate) async fn show(
     let Some(asked) = visit.query.get("q") else {
         return Ok(Redirect::to("/").into_response());
     };
-    let times = &visit.session.times;
-    let read = async |connection: &mut PgConnection| read(connection, asked, times).await;
+    let session = &visit.session;
+    let read = async |connection: &mut PgConnection| read(connection, asked, session).await;
     let found = app.database().run(read).await?;
     // A refused request may be what was meant: it may be of another partner with the same external
     // id.
@@ -176,6 +201,7 @@ pub(crate) async fn show(
         hits: found.hits,
         archived: found.archived,
         refused: found.refused,
+        meant: found.meant,
         near,
         most: MOST,
         more: found.more,
@@ -186,45 +212,121 @@ struct Found {
     hits: Vec<HitRow>,
     archived: Vec<String>,
     refused: Vec<RefusedRow>,
+    meant: Vec<Meant>,
     more: Option<String>,
+}
+
+/// What orders are for, and how they are.
+struct States {
+    orders: HashMap<Uuid, OrderListEntry>,
+    undelivered: HashMap<Uuid, UndeliveredCounts>,
+    contents: HashMap<Uuid, Contents>,
+}
+
+impl States {
+    async fn read(connection: &mut PgConnection, hits: &[OrderHit]) -> Result<Self, pg::Error> {
+        let ids: Vec<Uuid> = hits.iter().map(|one| one.order_id).collect();
+        let orders = order_list::by_ids(&mut *connection, &ids).await?;
+        let orders = orders.after_flush(&mut *connection).await?.into_iter();
+        Ok(Self {
+            orders: orders.map(|one| (one.order_id.uuid(), one)).collect(),
+            undelivered: operator::orders::undelivered(&mut *connection, &ids).await?,
+            contents: order_list::contents(connection, &ids).await?,
+        })
+    }
+
+    fn state(&self, id: Uuid) -> (&'static str, &'static str) {
+        let webhooks = self.undelivered.get(&id).copied().unwrap_or_default();
+        self.orders.get(&id).map_or(("", ""), |one| {
+            orders::state(one.state, one.on_hold > 0, webhooks)
+        })
+    }
+
+    fn products(&self, id: Uuid) -> String {
+        self.contents
+            .get(&id)
+            .map(orders::in_words)
+            .unwrap_or_default()
+    }
 }
 
 async fn read(
     connection: &mut PgConnection,
     asked: &str,
-    times: &Times,
+    session: &ConsoleSession,
 ) -> Result<Found, pg::Error> {
+    let times = &session.times;
     let found = search::find(&mut *connection, asked).await?;
     let found = found.after_flush(&mut *connection).await?;
-    let archived = desk::archived::find(connection, asked).await?;
+    let archived = desk::archived::find(&mut *connection, asked).await?;
     let more = found.how_to_go_on();
-    let orders = found.orders.into_iter().map(|order| HitRow {
-        path: format!("/orders/{}", order.order_id),
-        by: by(order.by),
-        partner: order.partner.unwrap_or_default(),
-        at: times.both(order.created_at),
-        name: order.external_order_id,
+    let all: Vec<OrderHit> = found.orders.iter().chain(&found.meant).cloned().collect();
+    let states = States::read(connection, &all).await?;
+    let orders = found.orders.into_iter().map(|order| {
+        let (state, class) = states.state(order.order_id);
+        HitRow {
+            path: format!("/orders/{}", order.order_id),
+            by: by(order.by),
+            partner: order.partner.unwrap_or_default(),
+            products: states.products(order.order_id),
+            state,
+            class,
+            at: times.both(order.created_at),
+            name: order.external_order_id,
+        }
     });
+    let meant = found.meant.into_iter().map(|order| {
+        let (state, class) = states.state(order.order_id);
+        Meant {
+            path: format!("/orders/{}", order.order_id),
+            why: format!(
+                "{} · {} · {} · one character of its {} differs",
+                order.partner.as_deref().unwrap_or("an erased partner"),
+                states.products(order.order_id),
+                times.written(order.created_at),
+                by(order.by)
+            ),
+            name: order.external_order_id,
+            state,
+            class,
+        }
+    });
+    let meant_refused = found.meant_refused.into_iter().map(|id| Meant {
+        path: address("/find", [("q", id.as_str())]),
+        why: "a request that was refused; one character of its order id differs".to_owned(),
+        name: id,
+        state: "refused",
+        class: "note",
+    });
+    let meant = meant.chain(meant_refused).collect();
     let partners = found.partners.into_iter().map(|partner| HitRow {
         path: format!("/partners/{}", partner.partner_id),
         by: "partner",
         partner: partner.environment,
+        products: String::new(),
+        state: "",
+        class: "",
         at: TimeElement::default(),
         name: partner.name,
     });
     let archived = archived.into_iter().map(|order| {
         format!(
-            "Order {} ({}) was archived on {} UTC. With a shell: {}",
+            "Order {} ({}) was archived on {} UTC. {}",
             order.external_order_id,
             order.order_id,
             utc(order.archived_at),
-            order.shown_by()
+            if session.may(OperatorRole::Operator) {
+                format!("With a shell: {}", order.shown_by())
+            } else {
+                "An operator can read it there.".to_owned()
+            }
         )
     });
     Ok(Found {
         // Few partners, and whoever types a name wants one of them.
         hits: partners.chain(orders).collect(),
         more,
+        meant,
         archived: archived.collect(),
         refused: found
             .refused
@@ -243,5 +345,6 @@ fn by(by: MatchedId) -> &'static str {
         MatchedId::Topup => "eSIM’s number",
         MatchedId::Iccid => "ICCID",
         MatchedId::Provider => "provider's number",
+        MatchedId::Trace => "trace",
     }
 }

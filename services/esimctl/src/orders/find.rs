@@ -19,7 +19,7 @@ pub const EXAMPLES: &str = "Examples:
 
 Order, placement and topup ids are found, too. If no order has the id as a whole, those are found that begin with it: at
 least four characters of an order, placement or topup id, an ICCID, or the external order id of one of the newest 20,000
-orders. `esimctl order show` shows an order that was found. Refused requests are found by their external order id, and by
+orders. Of the newest 20,000, a trace id and the last six digits of an ICCID are found, too. `esimctl order show` shows an order that was found. Refused requests are found by their external order id, and by
 the X-Request-Id that the partner got.";
 
 #[derive(Args, Clone, Debug)]
@@ -34,6 +34,14 @@ pub async fn run(asked: &FindArgs, console: &Console) -> anyhow::Result<()> {
     let hits = search::find(&mut connection, &asked.id).await?;
     let hits = hits.after_flush(&mut connection).await?;
     if hits.is_empty() {
+        let meant = hits.meant.iter().map(|one| &one.external_order_id);
+        let meant: Vec<&String> = meant.chain(&hits.meant_refused).collect();
+        if !meant.is_empty() {
+            bail!(
+                "nothing has the id or name {:?}; these differ in one character: {meant:?}",
+                asked.id
+            );
+        }
         bail!(
             "nothing has the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an ICCID, \
              also as the beginning of one, a provider's number of a purchase or of a unit, a partner's id, access key or part \
