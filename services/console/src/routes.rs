@@ -187,6 +187,11 @@ fn of_all() -> Vec<ConsoleRoute> {
             viewer,
             get(pages::order::sentence),
         ),
+        action(
+            "/orders/{id}/resend",
+            support,
+            post(pages::order::resend_all),
+        ),
         page("/purchases/settle", operator, get(pages::settle::show)),
         action("/purchases/settle", operator, post(pages::settle::settle)),
         action("/purchases/ask", operator, post(pages::settle::ask)),

@@ -6,7 +6,7 @@
 //!
 //! [`delivery_list`](super::delivery_list) lists them.
 
-use domain::{DeliveryId, Stored, TopupId, WebhookId, standing::DeliveryState};
+use domain::{DeliveryId, OrderId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{Action, ActionChange, Mode},
@@ -182,6 +182,48 @@ pub async fn resend_one(
         }
         if let Mode::Apply(action) = &mode {
             store_one(transaction, id, action).await?;
+        }
+        let before = json!({
+            "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
+        });
+        let changed = ActionChange::between(before, json!({ "pending": resent.resent }));
+        mode.record(transaction, resent.resent, changed).await?;
+        Ok(mode.end(resent))
+    })
+}
+
+/// Makes the webhooks of all ready eSIMs of an order pending and due, to all endpoints, as far as
+/// they can be sent again; see [`resend`]. Whoever asks for it has seen so many attempts of them in
+/// all. If it is another number now, nothing is sent, so that one request sends them once.
+pub async fn resend_order(
+    connection: &mut PgConnection,
+    id: OrderId,
+    attempts: i64,
+    mode: Mode<'_>,
+) -> Result<ResentCounts> {
+    transaction!(connection, "deliveries::resend_order", |transaction| {
+        let query = sqlx::query!(
+            "WITH units AS (
+                 SELECT t.topup_id FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+                 WHERE p.order_id = $1
+             ), ids (id) AS (
+                 SELECT e.delivery_id FROM units JOIN esims e ON e.topup_id = units.topup_id
+                 UNION
+                 SELECT f.delivery_id FROM units JOIN further_deliveries f ON f.topup_id = units.topup_id
+             )
+             SELECT d.delivery_id, d.attempt FROM ids JOIN deliveries d ON d.delivery_id = ids.id
+             WHERE d.kind = 'topup.ready'",
+            id.uuid(),
+        );
+        let found = query.fetch_all(&mut **transaction).await?;
+        let now: i64 = found.iter().map(|one| i64::from(one.attempt)).sum();
+        if now != attempts {
+            return Ok(TransactionEnd::Rollback(ResentCounts::default()));
+        }
+        let ids: Vec<Uuid> = found.into_iter().map(|one| one.delivery_id).collect();
+        let resent = resend(transaction, &ids, &DeliveryFilter::default()).await?;
+        if resent.resent == 0 {
+            return Ok(TransactionEnd::Rollback(resent));
         }
         let before = json!({
             "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,

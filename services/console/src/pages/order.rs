@@ -28,6 +28,7 @@ use crate::{
     access::{Act, ConsoleSession, Operator, OperatorRole, Support, Viewer, Visit},
     format::{counted, number, took},
     pages::{
+        forms::ReasonForm,
         settle,
         steps::step,
         track::{self, Mark, held},
@@ -68,6 +69,8 @@ struct Page {
     placements: Vec<PlacementRow>,
     may_resolve: bool,
     units: Vec<UnitRow>,
+    /// The act on the webhooks of all its eSIMs, if there are several.
+    resend_all: Option<ReasonForm>,
     all_units: String,
     raw: String,
 }
@@ -273,6 +276,7 @@ pub(crate) async fn show(
             .take(UNITS)
             .map(|unit| unit_row(&app, &order, unit, (&found.endpoints, session)))
             .collect(),
+        resend_all: resend_all_form(&order, session),
         all_units: number(order.topups.len()),
         raw: serde_json::to_string_pretty(&order).map_err(|error| Problem::Broken(error.into()))?,
         order,
@@ -357,6 +361,39 @@ fn others(placement: &PlacementView) -> Vec<String> {
     others
 }
 
+/// Whether the webhook of a unit may be sent again now.
+fn may_resend(order: &OrderView, unit: &TopupView, session: &ConsoleSession) -> bool {
+    unit.ready_at.is_some()
+        && unit.erased_at.is_none()
+        && held(order, unit, session.times.now).is_none()
+        && session.may(OperatorRole::Support)
+        && unit
+            .delivery
+            .known()
+            .is_some_and(DeliveryState::may_be_sent_again)
+}
+
+fn resend_all_form(order: &OrderView, session: &ConsoleSession) -> Option<ReasonForm> {
+    let units = order.topups.iter();
+    let may = units.clone().any(|unit| may_resend(order, unit, session));
+    let sent: Vec<i64> = units
+        .flat_map(|unit| order.sent(unit))
+        .map(|one| i64::from(one.attempts))
+        .collect();
+    (may && sent.len() > 1).then(|| ReasonForm {
+        consequence:
+            "What is ready of this order is sent again to all endpoints, with the same webhook-ids."
+                .to_owned(),
+        seen: sent.iter().sum::<i64>().to_string(),
+        back: format!("/orders/{}", order.order_id),
+        ..ReasonForm::new(
+            session,
+            "Send all its webhooks again",
+            format!("/orders/{}/resend", order.order_id),
+        )
+    })
+}
+
 pub(super) fn unit_row(
     app: &App,
     order: &OrderView,
@@ -388,13 +425,7 @@ pub(super) fn unit_row(
             unit.delivery.as_str().unwrap_or_default(),
             unit.delivery_attempts.unwrap_or_default()
         ),
-        resend: is_ready
-            && held.is_none()
-            && session.may(OperatorRole::Support)
-            && unit
-                .delivery
-                .known()
-                .is_some_and(DeliveryState::may_be_sent_again),
+        resend: may_resend(order, unit, session),
         held: held.filter(|_| is_ready),
         code: is_ready && session.may(OperatorRole::Support) && app.vault().is_some(),
     }
@@ -564,4 +595,35 @@ pub(crate) async fn resend(
     let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \
                 waits until that ends. Its order's page shows what becomes of it.";
     Ok(act.done(&app, text))
+}
+
+/// Sends the webhooks of all ready eSIMs of an order again.
+pub(crate) async fn resend_all(
+    State(app): State<App>,
+    given: PathArgument,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let id: OrderId = given.id("an order")?;
+    let target = format!("order {id}");
+    let action = act.action(domain::Command::ResendStart, &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
+    let seen: i64 = seen.ok_or_else(nothing_seen)?;
+    let resent = app
+        .database()
+        .run(async |connection| {
+            deliveries::resend_order(connection, id, seen, Mode::Apply(action)).await
+        })
+        .await?;
+    if resent.resent == 0 {
+        return Err(act.not_done(
+            "They cannot be sent again now",
+            "Since the page was shown one of them was tried, or each is due or under way, or was erased. The page of the \
+             order shows which. If you have sent the form twice, the first one was carried out.",
+        ));
+    }
+    let webhooks = counted(resent.resent, "webhook is", "webhooks are");
+    let text = format!(
+        "{webhooks} due now, with the same webhook-ids. One whose endpoint is blocked or paused waits until that ends."
+    );
+    Ok(act.done(&app, &text))
 }

@@ -268,6 +268,23 @@ const GIVEN_UP: Before = &[
     "INSERT INTO held (id, state, provider, partner_id)
      SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE kind = 'topup.ready' ON CONFLICT DO NOTHING",
 ];
+/// The same of an order of two eSIMs.
+const TWO_GIVEN_UP: Before = &[
+    "INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+     SELECT '20240000000000000000000007', t.placement_id, 1, t.option_id, t.provider_option_id
+     FROM topups t JOIN esims e ON e.topup_id = t.topup_id AND e.ready_at IS NOT NULL LIMIT 1 ON CONFLICT DO NOTHING",
+    "INSERT INTO esims (topup_id, provider, provider_unit_id, ready_at, delivery_id)
+     VALUES ('20240000000000000000000007', 'sandbox', 'twin', now(), '00000000-0000-4000-8000-000000000007')
+     ON CONFLICT DO NOTHING",
+    "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status, created_at)
+     SELECT '00000000-0000-4000-8000-000000000007', partner_id, kind, '20240000000000000000000007', order_id, 'exhausted', 1, now(),
+            500, now()
+     FROM deliveries WHERE kind = 'topup.ready' LIMIT 1 ON CONFLICT DO NOTHING",
+    "UPDATE deliveries SET state = 'exhausted', attempt = attempt + 1, attempted_at = now() WHERE kind = 'topup.ready'",
+    "DELETE FROM work WHERE kind = 'deliver'",
+    "INSERT INTO held (id, state, provider, partner_id)
+     SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE kind = 'topup.ready' ON CONFLICT DO NOTHING",
+];
 /// An eSIM about which nobody has asked its provider.
 const NOTHING_ASKED: Before = &[
     "DELETE FROM esim_requests",
@@ -313,6 +330,7 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         ),
         "/give-backs/{id}/resolve" => act(&order, &[("found", "not-returned")], Once, GIVE_BACK),
         "/deliveries/{id}/resend" => act(&order, &[], Once, GIVEN_UP),
+        "/orders/{id}/resend" => act(&order, &[], Once, TWO_GIVEN_UP),
         "/topups/{id}/code" => act(&order, &[], Shows, &[]),
         "/esims/{id}/usage" | "/esims/{id}/give-back" => act(&esim, &[], Once, NOTHING_ASKED),
         "/providers/{name}/open" => act("/providers", &[("for", "1h")], Once, &[]),
