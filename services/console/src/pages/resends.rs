@@ -161,9 +161,6 @@ fn view(resend: Resend, names: &HashMap<Uuid, String>, times: &Times) -> View {
 
 /// Which webhooks a resend is about, in words.
 fn in_words(resend: &Resend, names: &HashMap<Uuid, String>, times: &Times) -> String {
-    if let Some(delivery) = resend.delivery_id {
-        return format!("one webhook, delivery {delivery}");
-    }
     let of = resend.partner_id.map_or_else(
         || "several partners".to_owned(),
         |id| {
@@ -173,6 +170,9 @@ fn in_words(resend: &Resend, names: &HashMap<Uuid, String>, times: &Times) -> St
                 .unwrap_or_else(|| format!("partner {id}"))
         },
     );
+    if resend.delivery_id.is_some() {
+        return format!("one webhook of {of}");
+    }
     format!(
         "webhooks of {of} that {}, last tried from {} to {}",
         were(resend.state.known()),
@@ -249,9 +249,7 @@ pub(crate) async fn preview(
         FilterChoice::All | FilterChoice::One(_) => named.id(),
     };
     let state = state(query)?;
-    let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
-    let until = runtime::clock::now();
-    let since = until - age.map_err(Problem::Invalid)?;
+    let (since, until) = range(query, &visit.session.times)?;
     // The resend that follows has this end, so that webhooks of later are not among its own.
     let wanted = ResendSelection {
         state,
@@ -270,7 +268,7 @@ pub(crate) async fn preview(
     };
     let found = app.database().run(count).await?;
     let further = query.get("all").is_none().then(|| {
-        let asked = ["partner", "state", "since"].into_iter();
+        let asked = ["partner", "state", "since", "from", "until"].into_iter();
         let asked = asked.filter_map(|name| Some((name, query.get(name)?)));
         address("/resends/preview", asked.chain([("all", "1")]))
     });
@@ -322,6 +320,36 @@ pub(crate) async fn preview(
         from: moment(since),
         until: moment(until),
     })
+}
+
+/// The range of time of the form: from and until in the reader's zone, or else the last hours. It
+/// reaches back as far as a resend may, and ends now at the latest.
+fn range(query: &FormFields, times: &Times) -> Result<(OffsetDateTime, OffsetDateTime), Problem> {
+    let now = runtime::clock::now();
+    let given = |name: &str| match query.get(name).filter(|given| !given.is_empty()) {
+        None => Ok(None),
+        Some(given) => match times.parse(given) {
+            Some(at) => Ok(Some(at)),
+            None => Err(Problem::Invalid(format!(
+                "“{}” is no time",
+                shortened(given)
+            ))),
+        },
+    };
+    let until = given("until")?.map_or(now, |until| until.min(now));
+    let since = if let Some(from) = given("from")? {
+        from.max(now - LONGEST)
+    } else {
+        let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
+        until - age.map_err(Problem::Invalid)?
+    };
+    if since < until {
+        Ok((since, until))
+    } else {
+        Err(Problem::Invalid(
+            "the range of time must begin before it ends".into(),
+        ))
+    }
 }
 
 /// Refuses a range of time that no preview shows. A preview reaches back at most as far as a
