@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use accounts::partners::Partner;
 use desk::operator::{
-    health::{FindingKind, HealthReport, partner::WaitingOrders, waiting::WaitingQueue},
+    health::{
+        Finding, FindingKind, HealthReport, finding::LATE, partner::WaitingOrders,
+        waiting::WaitingQueue,
+    },
     minute::minute,
     partner_day::PartnerDay,
 };
@@ -15,6 +18,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
+    access::ConsoleSession,
     format::{brief, counted, number, relative},
     pages::issues::{Issue, class_of, issue, weight},
     times::Times,
@@ -122,7 +126,12 @@ fn well(known: &PartnerFacts) -> String {
 }
 
 /// All that concerns a partner, the gravest first.
-pub(crate) fn issues(known: &PartnerFacts, report: &HealthReport, times: &Times) -> Vec<Issue> {
+pub(crate) fn issues(
+    known: &PartnerFacts,
+    report: &HealthReport,
+    session: &ConsoleSession,
+) -> Vec<Issue> {
+    let times = &session.times;
     let id = PartnerId::from(known.partner.partner_id);
     let is_live = known.partner.environment == Environment::Live.as_str();
     let of_report = report.of_partner(id, is_live, &known.waiting);
@@ -132,13 +141,35 @@ pub(crate) fn issues(known: &PartnerFacts, report: &HealthReport, times: &Times)
         .filter(|one| one.failures > 0 && one.state == EndpointState::Open);
     let mut all: Vec<Issue> = account(known, times)
         .into_iter()
-        .chain(of_report.iter().map(|one| issue(one, times)))
+        .chain(of_report.iter().map(|one| own_of(one, known, session)))
         .chain(known.waiting.iter().map(|one| waiting(one, times)))
         .chain(failing.map(|one| fails(one, times)))
         .chain(quiet(known, times))
         .collect();
+    all.extend(unlisted(report));
+    // What says why they wait stands above.
+    if all.is_empty() {
+        all.extend(webhooks_wait(known, report, times));
+    }
     all.sort_by_key(|one| weight(one.class));
     all
+}
+
+/// A finding on the page of the partner, which it need not name.
+fn own_of(one: &Finding, known: &PartnerFacts, session: &ConsoleSession) -> Issue {
+    let issue = issue(one, session);
+    let is_its_name = issue.who == known.partner.name;
+    let its_page = format!("/partners/{}", known.partner.partner_id);
+    Issue {
+        who: if is_its_name {
+            String::new()
+        } else {
+            issue.who
+        },
+        page: issue.page.filter(|(path, _)| *path != its_page),
+        command: None,
+        ..issue
+    }
 }
 
 fn own(class: &'static str, since: Option<OffsetDateTime>, times: &Times) -> Issue {
@@ -153,7 +184,10 @@ fn own(class: &'static str, since: Option<OffsetDateTime>, times: &Times) -> Iss
 /// What is wrong with its account and its keys.
 fn account(known: &PartnerFacts, times: &Times) -> Vec<Issue> {
     let partner = &known.partner;
-    let page = Some(format!("/partners/{}/access", partner.partner_id));
+    let page = Some((
+        format!("/partners/{}/access", partner.partner_id),
+        "Its keys and limits".to_owned(),
+    ));
     let mut all = Vec::new();
     if let Some(at) = partner.disabled_at {
         all.push(Issue {
@@ -209,10 +243,72 @@ fn waiting(one: &WaitingOrders, times: &Times) -> Issue {
         felt: format!("The customers of {}.", names.join(", ")),
         remedy: "see on the page of the provider whether it buys; the orders go on by themselves"
             .to_owned(),
-        page: Some(format!("/providers#{}", one.provider)),
+        page: Some((
+            format!("/providers#{}", one.provider),
+            format!("Provider {}", one.provider),
+        )),
         text: Some(one.for_partner()),
         ..own(class_of(one.severity(times.now)), Some(one.since), times)
     }
+}
+
+/// Purchases that are on hold beyond those that were read: whose they are is not known.
+fn unlisted(report: &HealthReport) -> Option<Issue> {
+    let mut findings = report.findings.iter();
+    findings.find_map(|one| match &one.kind {
+        FindingKind::Parked {
+            provider,
+            purchases,
+            in_all,
+            ..
+        } if purchases.is_empty() => Some(Issue {
+            what: format!(
+                "{} purchases are on hold at {provider}, and only the oldest were read: some may be its own",
+                number(*in_all)
+            ),
+            felt: "Its customers, if they wait for one of them.".to_owned(),
+            remedy: "look at its orders that are under way".to_owned(),
+            ..Issue::default()
+        }),
+        _ => None,
+    })
+}
+
+/// How long the oldest webhook of each partner has been due, if that is longer than usual.
+pub(crate) fn overdue(report: &HealthReport) -> HashMap<Uuid, (u64, Duration)> {
+    let mut all: HashMap<Uuid, (u64, Duration)> = HashMap::new();
+    for (queue, backlog) in &report.waiting.queues {
+        if let WaitingQueue::Endpoint { partner_id, .. } = queue
+            && backlog.oldest >= LATE
+        {
+            let (webhooks, oldest) = all.entry(*partner_id).or_default();
+            *webhooks += backlog.waiting();
+            *oldest = (*oldest).max(Duration::seconds_f64(backlog.oldest));
+        }
+    }
+    all
+}
+
+/// Webhooks that wait for longer than usual, although nothing says why.
+fn webhooks_wait(known: &PartnerFacts, report: &HealthReport, times: &Times) -> Option<Issue> {
+    let id = known.partner.partner_id;
+    let (webhooks, oldest) = *overdue(report).get(&id)?;
+    let since = times.now - oldest;
+    let wait = counted(webhooks, "webhook waits", "webhooks wait");
+    Some(Issue {
+        what: format!("{wait}, the oldest for {}", brief(oldest)),
+        felt: "This partner gets these webhooks late.".to_owned(),
+        remedy: "see when they are tried next".to_owned(),
+        page: Some((
+            format!("/webhooks?partner={id}&state=pending"),
+            "Its webhooks".to_owned(),
+        )),
+        text: Some(format!(
+            "Since {}, our webhooks to you are delayed. They are sent by themselves.",
+            minute(since)
+        )),
+        ..own("warn", Some(since), times)
+    })
 }
 
 /// An endpoint that fails and is not blocked yet.
@@ -230,9 +326,12 @@ fn fails(endpoint: &ListedEndpoint, times: &Times) -> Issue {
         what: format!("its endpoint {host} fails and is tried again{wait}"),
         felt: "This partner gets these webhooks late.".to_owned(),
         remedy: "nothing at first: it is tried again by itself; tell the partner".to_owned(),
-        page: Some(format!(
-            "/webhooks?partner={}&endpoint={}",
-            endpoint.partner_id, endpoint.endpoint_id
+        page: Some((
+            format!(
+                "/webhooks?partner={}&endpoint={}",
+                endpoint.partner_id, endpoint.endpoint_id
+            ),
+            "Its webhooks".to_owned(),
         )),
         text: Some(format!(
             "Your endpoint {host} has not taken our last webhooks{again}."
@@ -251,7 +350,10 @@ fn quiet(known: &PartnerFacts, times: &Times) -> Option<Issue> {
         ),
         felt: "Its customers, if it has not stopped on purpose.".to_owned(),
         remedy: "see whether its requests are refused; otherwise ask it".to_owned(),
-        page: Some(format!("/partners/{}/refused", known.partner.partner_id)),
+        page: Some((
+            format!("/partners/{}/refused", known.partner.partner_id),
+            "Its refused requests".to_owned(),
+        )),
         text: Some(format!(
             "Since {}, no order of yours has come; before, you sent about {usual} a day. Is that on purpose?",
             minute(last)
@@ -328,7 +430,7 @@ pub(crate) fn checks(known: &PartnerFacts, report: &HealthReport, times: &Times)
         (
             if open < endpoints.max(1) {
                 "warn"
-            } else if tries.n > 0 {
+            } else if tries.n > tries.failed {
                 "good"
             } else {
                 ""
@@ -355,4 +457,172 @@ pub(crate) fn checks(known: &PartnerFacts, report: &HealthReport, times: &Times)
             counted(keys, "is valid", "are valid"),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use desk::operator::health::{samples, waiting::QueueBacklog};
+    use domain::Stored;
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::access::OperatorRole;
+
+    const AT: OffsetDateTime = datetime!(2026-11-28 12:00 UTC);
+
+    /// Numbers that a seed decides.
+    struct Random(u64);
+
+    impl Random {
+        /// One below `most`.
+        fn below(&mut self, most: u64) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (self.0 >> 33) % most
+        }
+
+        fn one_in(&mut self, chance: u64) -> bool {
+            self.below(chance) == 0
+        }
+    }
+
+    fn session() -> ConsoleSession {
+        let mut times = Times::default();
+        times.now = AT;
+        ConsoleSession {
+            operator: "ana".to_owned(),
+            role: OperatorRole::Support,
+            secret: "secret".into(),
+            from: String::new(),
+            said: None,
+            times,
+        }
+    }
+
+    fn partner(random: &mut Random) -> Partner {
+        Partner {
+            partner_id: Uuid::nil(),
+            name: "Acme".to_owned(),
+            environment: if random.one_in(2) { "live" } else { "sandbox" }.to_owned(),
+            access_key: "ak_1".to_owned(),
+            has_secret_key: true,
+            keys_ended: random.one_in(9),
+            old_access_key: None,
+            old_keys_until: None,
+            webhook_url: None,
+            webhook_events: Vec::new(),
+            old_webhook_secret_until: None,
+            max_in_flight: None,
+            requests_per_second: None,
+            orders_per_second: None,
+            units_per_second: None,
+            signed_body_required: false,
+            disabled_at: random.one_in(9).then_some(AT),
+            created_at: AT,
+        }
+    }
+
+    fn endpoint(random: &mut Random) -> ListedEndpoint {
+        let failures = if random.one_in(4) { 3 } else { 0 };
+        ListedEndpoint {
+            endpoint_id: Uuid::nil(),
+            partner_id: Uuid::nil(),
+            name: "Acme".to_owned(),
+            webhook_url: Some("https://hooks.example.com/".to_owned()),
+            state: Stored::Known(EndpointState::Open),
+            blocked_until: None,
+            failures,
+            failing_since: (failures > 0).then_some(AT),
+            pending: 0,
+            exhausted: 0,
+            exhausted_since: None,
+            read_at: AT,
+        }
+    }
+
+    /// Whatever is stored: a partner whose orders or webhooks wait longer than usual or fail is not
+    /// said to be well, and what is not known is not said to be good.
+    #[test]
+    fn no_partner_is_well_whose_orders_or_webhooks_wait_or_fail() {
+        let samples = samples::samples(AT);
+        let mut well = 0;
+        for seed in 0..4_000 {
+            let random = &mut Random(seed * 7_919);
+            let mut report = samples::report(AT, Vec::new());
+            if random.one_in(3) {
+                let nth = usize::try_from(random.below(u64::MAX)).unwrap_or(0) % samples.len();
+                report.findings.push(samples[nth].clone());
+            }
+            let seconds = [1.0, 30.0, 59.0, 60.0, 61.0, 4_000.0]
+                [usize::try_from(random.below(6)).unwrap_or(0)];
+            let queue = WaitingQueue::Endpoint {
+                endpoint_id: Uuid::nil(),
+                partner_id: Uuid::nil(),
+            };
+            if random.one_in(2) {
+                let backlog = QueueBacklog {
+                    due: 1,
+                    oldest: seconds,
+                    oldest_overdue: seconds,
+                    ..QueueBacklog::default()
+                };
+                report.waiting.queues.insert(queue.clone(), backlog);
+            }
+            let mut tries = Count::default();
+            let failed = random.below(5);
+            for nth in 0..random.below(5) {
+                tries.note(Some(std::time::Duration::from_millis(50)), nth < failed);
+            }
+            let orders = random.below(3);
+            let waiting = random.one_in(6).then(|| WaitingOrders {
+                provider: "usimsa".to_owned(),
+                number: 1,
+                since: AT - Duration::minutes(2),
+                oldest: Vec::new(),
+            });
+            let known = PartnerFacts {
+                partner: partner(random),
+                endpoints: vec![endpoint(random)],
+                attempts: [(String::new(), tries.clone())].into(),
+                day: PartnerDay {
+                    hours: vec![(AT, orders)],
+                    half: None,
+                    most: None,
+                    refused: 0,
+                },
+                last: (orders > 0).then_some(AT),
+                waiting: waiting.into_iter().collect(),
+                usual: random.one_in(9).then_some(40),
+            };
+            let is_live = known.partner.environment == "live";
+            let issues = issues(&known, &report, &session());
+            let (class, verdict) = verdict(&known, &issues);
+            let waits = report.waiting.queues.values().any(|one| one.oldest >= LATE)
+                || !known.waiting.is_empty();
+            let fails = known.endpoints[0].failures > 0
+                || (tries.n > 0 && tries.failed * 2 >= tries.n)
+                || known.partner.disabled_at.is_some()
+                || known.partner.keys_ended;
+            let found = report.of_partner(Uuid::nil().into(), is_live, &known.waiting);
+            let kept = found.iter().any(Finding::needs_person);
+            if class == "good" {
+                well += 1;
+                assert!(orders > 0, "{seed}: {verdict}");
+                assert!(!(waits || fails || kept), "{seed}: {verdict}");
+            }
+            for (class, name, figure) in checks(&known, &report, &session().times) {
+                let is_earned = match name {
+                    "Orders" | "Refused requests" => orders > 0,
+                    "Waiting for a provider" => orders > 0 && known.waiting.is_empty(),
+                    "Webhooks taken" => tries.n > 0 && tries.failed == 0,
+                    "Endpoints" => known.endpoints[0].failures == 0 && tries.n > tries.failed,
+                    _ => !known.partner.keys_ended,
+                };
+                assert!(class != "good" || is_earned, "{seed}: {name}: {figure}");
+            }
+        }
+        assert!(well > 100, "only {well} were well");
+    }
 }

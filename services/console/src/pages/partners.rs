@@ -33,7 +33,7 @@ use crate::{
         issues::{class_of, weight},
         lists::{self, Tab, instant, or_empty, with},
         partner::standing,
-        partner_health::oldest,
+        partner_health::{oldest, overdue},
     },
     pictures::spark,
     problem::Problem,
@@ -215,6 +215,8 @@ struct Found {
     lately: Arc<Activities>,
     /// How long the oldest webhook or purchase of each partner has waited.
     oldest: HashMap<Uuid, Duration>,
+    /// Whose webhooks wait longer than usual.
+    overdue: HashMap<Uuid, (u64, Duration)>,
     partners: Vec<Partner>,
     number: i64,
     hours: HashMap<Uuid, Vec<u64>>,
@@ -275,6 +277,7 @@ async fn found(
         health: health(report, &lately, times),
         lately,
         oldest,
+        overdue: overdue(report),
         partners: Vec::new(),
         number: 0,
         hours: HashMap::new(),
@@ -336,7 +339,13 @@ impl Found {
         if badges.is_empty() {
             let is_live = partner.environment == Environment::Live.as_str();
             let of_all = if is_live { self.live } else { self.test };
+            let overdue = self.overdue.get(&partner.partner_id);
             badges.push(match (of_all, self.lately(partner).orders) {
+                (None, _) if overdue.is_some() => {
+                    let webhooks = overdue.map_or(0, |(webhooks, _)| *webhooks);
+                    let wait = counted(webhooks, "webhook waits", "webhooks wait");
+                    ("warn", wait)
+                }
                 (Some(severity), _) => (class_of(severity), "kept back, as all are".to_owned()),
                 (None, 0) => ("", "no order, 24 h".to_owned()),
                 (None, orders) => ("good", format!("{} taken, 24 h", counts(orders))),
