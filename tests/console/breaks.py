@@ -42,9 +42,9 @@ def replace_key():
 
 
 def verdict(page):
-    """What the page says above the way of an order, and whether that way is there."""
+    """What the page says above the way of an order, also in what is folded, and whether that way is there."""
     part = page.locator("main")
-    above, way, _ = (part.inner_text() if part.count() else "").partition("Take orders")
+    above, way, _ = (part.text_content() if part.count() else "").partition("Take orders")
     return above, bool(way)
 
 

@@ -23,7 +23,7 @@ use crate::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
         give_backs as give_back_pages,
-        issues::{TakenView, class_of, taken},
+        issues::{TakenView, anchor, class_of, groups, remedy, taken, together},
         partner_acts::told_form,
         providers::breaker_form,
         settle,
@@ -42,13 +42,22 @@ struct Page {
     shell: Shell,
     verdict: String,
     read: TimeElement,
-    matters: Vec<Matter>,
+    matters: Vec<MatterGroup>,
     mending: Vec<Matter>,
     most: i64,
 }
 
+/// Matters of one kind, under one name if there are several.
+struct MatterGroup {
+    class: &'static str,
+    name: Option<String>,
+    matters: Vec<Matter>,
+}
+
 /// One cause.
 struct Matter {
+    /// Its place on the page, to which other pages lead.
+    anchor: String,
     class: &'static str,
     what: String,
     /// Empty if it is not stored.
@@ -96,9 +105,9 @@ pub(crate) async fn show(
         shell: Shell::new(&app, session, "/needs", "Needs a person"),
         verdict: report.verdict(),
         read: session.times.clock(report.at),
-        matters: report
-            .needed()
-            .map(|one| matter(one, session, report.at))
+        matters: groups(report.needed())
+            .into_iter()
+            .map(|group| grouped(&group, session, report.at))
             .collect(),
         mending: report
             .mending()
@@ -108,11 +117,26 @@ pub(crate) async fn show(
     })
 }
 
+fn grouped(group: &[&Finding], session: &ConsoleSession, read_at: OffsetDateTime) -> MatterGroup {
+    let first = group.first();
+    MatterGroup {
+        class: first.map_or("", |one| class_of(one.severity())),
+        name: first
+            .filter(|_| group.len() > 1)
+            .and_then(|one| together(&one.kind, group.len())),
+        matters: group
+            .iter()
+            .map(|one| matter(one, session, read_at))
+            .collect(),
+    }
+}
+
 /// A finding with its rows and its act.
 fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> Matter {
     let told = one.told();
     let times = &session.times;
     let mut matter = Matter {
+        anchor: anchor(&one.kind),
         class: class_of(told.severity),
         what: told.what,
         since: told
@@ -120,8 +144,8 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             .map(|since| times.both(since))
             .unwrap_or_default(),
         felt: told.felt.into_owned(),
-        remedy: told.remedy.into_owned(),
-        command: told.command,
+        remedy: remedy(one, &told.remedy, session.role),
+        command: told.command.filter(|_| session.may(OperatorRole::Operator)),
         see: told.see,
         note: None,
         first: "Order",
@@ -298,7 +322,7 @@ mod tests {
                 Severity::Warning => ("warn", Some("warn")),
                 Severity::Fault => ("bad", Some("bad")),
             };
-            assert_eq!(issue(&found, &session.times).class, class, "{found:?}");
+            assert_eq!(issue(&found, &session).class, class, "{found:?}");
             assert_eq!(matter(&found, &session, AT).class, class, "{found:?}");
             assert_eq!(worst([&found].into_iter()), verdict, "{found:?}");
             assert_eq!(found.needs_person(), verdict.is_some(), "{found:?}");

@@ -25,13 +25,13 @@ use time::Duration;
 
 use crate::{
     App,
-    access::{Viewer, Visit},
+    access::{ConsoleSession, Viewer, Visit},
     format::{brief, number},
     looks::{Bars, MINUTES, Range, SystemSnapshot},
     pages::{
         acts::{self, partner_of},
         endpoints::{FailingEndpoints, failing},
-        issues::{Issue, class_of, issue, worst},
+        issues::{self, Issue, class_of, worst},
     },
     pictures::{Chart, bars, lines},
     problem::Problem,
@@ -41,8 +41,8 @@ use crate::{
 
 /// The maximum number of endpoints with failures of the page.
 const ENDPOINTS: usize = 20;
-/// The maximum number of findings of the page, the worst ones. Their number is in the verdict, and
-/// the page of what needs a person has all: the way of an order has to be in sight below them.
+/// The maximum number of lines of findings of the page, the worst ones. The page of what needs a
+/// person has all: the way of an order has to be in sight below them.
 const FINDINGS: usize = 10;
 /// The maximum number of things of the page that were wrong, the newest ones.
 const MENDED: usize = 20;
@@ -67,8 +67,11 @@ struct Figures {
     /// What the verdict means, in one sentence.
     sentence: String,
     issues: Vec<Issue>,
-    /// How many findings are not shown.
+    /// How many lines are not shown.
     more_issues: usize,
+    /// What needs nobody, and what that is, in a few words.
+    mending: Vec<Issue>,
+    mending_is: String,
     steps: Vec<StepView>,
     /// What was wrong in the last day, and is over.
     mended: Vec<MendedView>,
@@ -157,11 +160,16 @@ pub(crate) fn drains(
 
 /// Within which time half of them and 95 % of them ended.
 pub(crate) fn halves(count: Option<&Count>) -> String {
-    let time = |share| count?.within(share);
-    match (time(0.5), time(0.95)) {
-        (Some(half), Some(most)) => format!("half {half} · 95\u{a0}% {most}"),
-        _ => format!("none in {MINUTES} min"),
-    }
+    usually(count).unwrap_or_else(|| format!("none in {MINUTES} min"))
+}
+
+/// How long it usually took, which is what half of them took at most, and what it took at worst,
+/// which is true of 19 of 20; `None` if nothing has a duration.
+pub(crate) fn usually(count: Option<&Count>) -> Option<String> {
+    let count = count?;
+    let half = count.within(0.5)?;
+    let most = count.within(0.95)?;
+    Some(format!("usually {half}, at worst {most}"))
 }
 
 /// How many of them failed.
@@ -450,15 +458,19 @@ fn figures(
     app: &App,
     (look, earlier): (&SystemSnapshot, Option<&SystemSnapshot>),
     (all, range): (&Bars, Range),
-    times: &Times,
+    session: &ConsoleSession,
     paused: bool,
 ) -> Figures {
     let report = &look.report;
-    let issues: Vec<Issue> = report
-        .needed()
-        .chain(report.mending())
-        .map(|one| issue(one, times))
-        .collect();
+    let times = &session.times;
+    // The texts for partners stand on their pages.
+    let lines = |findings: Vec<&Finding>| -> Vec<Issue> {
+        let lines = issues::lines(findings.into_iter(), session).into_iter();
+        let lines = lines.map(|one| Issue { text: None, ..one });
+        lines.collect()
+    };
+    let issues = lines(report.needed().collect());
+    let mending = lines(report.mending().collect());
     let class = worst(report.findings.iter()).unwrap_or(if report.orders.answered == 0 {
         "quiet"
     } else {
@@ -474,6 +486,8 @@ fn figures(
         sentence: sentence(look),
         more_issues: issues.len().saturating_sub(FINDINGS),
         issues: issues.into_iter().take(FINDINGS).collect(),
+        mending_is: needs_nobody(report.mending().count(), &mending),
+        mending: mending.into_iter().take(FINDINGS).collect(),
         steps: [Step::Take, Step::Buy, Step::Get, Step::Send]
             .into_iter()
             .map(|one| step(one, look, times))
@@ -508,6 +522,16 @@ fn figures(
                 }
             })
             .collect(),
+    }
+}
+
+/// How much needs nobody, and the first of it.
+fn needs_nobody(findings: usize, lines: &[Issue]) -> String {
+    let whats: Vec<&str> = lines.iter().map(|one| one.what.as_str()).collect();
+    match whats[..] {
+        [] => String::new(),
+        [one] => one.to_owned(),
+        [one, ..] => format!("{one}, and {} more", number(findings.saturating_sub(1))),
     }
 }
 
@@ -630,14 +654,13 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let range = Range::parse(visit.query.get("range"));
     let paused = visit.query.get("paused").is_some();
-    let times = &visit.session.times;
     let (look, earlier) = app.figures().look(app.database()).await?;
     let all = app.figures().bars(app.database(), range).await?;
     let figures = figures(
         &app,
         (&look, earlier.as_deref()),
         (&all, range),
-        times,
+        &visit.session,
         paused,
     );
     if in_place {

@@ -35,6 +35,7 @@ use crate::{
         forms::ReasonForm,
         issues::Issue,
         orders,
+        overview::usually,
         partner_health::{self, Check, PartnerFacts},
     },
     pictures::{Chart, bars},
@@ -171,7 +172,7 @@ pub(crate) async fn show(
     let (look, _) = app.figures().look(app.database()).await?;
     let report = &look.report;
     let known = &found.known;
-    let issues = partner_health::issues(known, report, times);
+    let issues = partner_health::issues(known, report, &visit.session);
     let texts: Vec<&str> = issues
         .iter()
         .filter_map(|one| one.text.as_deref())
@@ -384,9 +385,7 @@ fn endpoint_row(
             .map(|since| session.times.both(since))
             .unwrap_or_default(),
         taken: count.map_or_else(|| "none was sent".to_owned(), taken),
-        took: count
-            .and_then(|count| count.within(0.5).zip(count.within(0.95)))
-            .map_or_else(|| "–".to_owned(), |(half, most)| format!("{half} · {most}")),
+        took: usually(count).unwrap_or_else(|| "–".to_owned()),
         taken_at: last
             .and_then(|last| last.taken_at)
             .map(|at| session.times.both(at))

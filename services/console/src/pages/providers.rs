@@ -203,7 +203,7 @@ fn part(
                 .filter(|_| since.is_some())
                 .unwrap_or_default(),
             slow: (state == SLOW)
-                .then(|| slow_at(report, name).map(|one| issue(one, times)))
+                .then(|| slow_at(report, name).map(|one| issue(one, session)))
                 .flatten(),
             next: breaker
                 .filter(|breaker| !breaker.lost_commits())
