@@ -284,7 +284,8 @@ pub async fn contents(
     let query = sqlx::query!(
         r#"SELECT p.order_id, coalesce(o.name, t.provider_option_id) AS "name!", count(*) AS "units!",
                   bool_and(e.ready_at IS NOT NULL) AS "ready!", max(e.ready_at) AS ready_at,
-                  array_agg(DISTINCT coalesce(t.reason, p.reason)) FILTER (WHERE e.ready_at IS NULL) AS reasons
+                  array_agg(DISTINCT coalesce(t.reason, p.reason))
+                      FILTER (WHERE e.ready_at IS NULL AND coalesce(t.reason, p.reason) IS NOT NULL) AS reasons
            FROM placements p
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id

@@ -120,6 +120,10 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<S
     }
     if hits.is_empty() {
         hits.meant = meant(&mut *connection, id.trim()).await?;
+        // What only looks like another one comes first.
+        let asked = meant::looks(id.trim());
+        hits.meant
+            .sort_by_key(|one| meant::looks(&one.external_order_id) != asked);
         hits.meant_refused = meant_refused(connection, id.trim()).await?;
     }
     Ok(Unflushed::of(hits))

@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// The maximum number of endpoints with failures of the page.
-const ENDPOINTS: usize = 20;
+const ENDPOINTS: usize = 8;
 /// The maximum number of lines of findings of the page, the worst ones. The page of what needs a
 /// person has all: the way of an order has to be in sight below them.
 const FINDINGS: usize = 10;

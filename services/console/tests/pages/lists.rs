@@ -379,7 +379,18 @@ async fn partners_are_sorted_and_one_that_has_stopped_ordering_is_quiet() {
     .execute(&mut connection)
     .await
     .unwrap();
+    sqlx::query(
+        "INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+         SELECT '2024' || lpad(row_number() OVER ()::text, 22, '0'), placement_id, 0, placement_id, 'ready' FROM placements
+         WHERE partner_id = (SELECT partner_id FROM partners WHERE name = 'Busy')",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
     let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    // Nothing has gone wrong with them yet, so no reason is stored.
+    let listed = text(&mut browser, "/orders").await;
+    assert_eq!(listed.matches("under way</span>").count(), 3, "{listed}");
     let acme = "Acme &#38; &#60;Sons&#62;";
     for (sort, first) in [
         ("orders", acme),

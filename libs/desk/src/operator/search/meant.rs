@@ -45,6 +45,19 @@ pub(super) fn neighbours(text: &str) -> Vec<String> {
     all
 }
 
+/// How a text looks, whichever of the characters that look alike it has.
+pub(super) fn looks(text: &str) -> String {
+    let look = |one| match one {
+        'O' | 'o' | 'Q' => '0',
+        'I' | 'l' | 'i' => '1',
+        'S' => '5',
+        'B' => '8',
+        'Z' => '2',
+        other => other,
+    };
+    text.chars().map(look).collect()
+}
+
 /// Digits, and the letters and signs of the kinds that a text has.
 fn alphabet(text: &[char]) -> Vec<char> {
     let letters = |is_kind: fn(&char) -> bool, all: std::ops::RangeInclusive<char>, hex: char| {
@@ -84,6 +97,7 @@ mod tests {
         for other in ["NV-10306", "NV-10388", "nv-10306"] {
             assert!(found.iter().all(|one| one != other), "{other}");
         }
+        assert_eq!(looks("NV-1O3O6"), looks("NV-10306"));
         assert!(neighbours("NV-1").is_empty() && neighbours(&"1".repeat(65)).is_empty());
         // Every substitution of an id that is a word and a UUID is among them.
         let long = "demo-01a2292f-c796-73d1-9ff1-37d1316da01a";
