@@ -325,30 +325,44 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
 /// The orders that have an id which differs from this text in one character, the newest first.
 async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit>> {
     let ids = meant::neighbours(text);
-    let uuids: Vec<Uuid> = ids.iter().filter_map(|one| one.parse().ok()).collect();
     if ids.is_empty() {
         return Ok(Vec::new());
     }
+    let uuids: Vec<Uuid> = ids.iter().filter_map(|one| one.parse().ok()).collect();
+    let is_number = |one: &&String| one.bytes().all(|digit| digit.is_ascii_digit());
+    let numbers: Vec<String> = ids.iter().filter(is_number).cloned().collect();
+    // Each is looked up by itself, because for many at once the planner would read the whole tables.
     let query = sqlx::query!(
         r#"WITH found (order_id, by) AS (
-               SELECT order_id, 'external_order_id' FROM orders WHERE external_order_id = ANY ($1)
-               UNION ALL SELECT order_id, 'order' FROM orders WHERE order_id = ANY ($2)
-               UNION ALL SELECT order_id, 'placement' FROM placements WHERE placement_id = ANY ($2)
-               UNION ALL SELECT p.order_id, 'topup' FROM topups t JOIN placements p ON p.placement_id = t.placement_id
-                         WHERE t.topup_id = ANY ($1)
+               SELECT o.order_id, 'external_order_id'
+               FROM unnest($1::text[]) AS near (id)
+               CROSS JOIN LATERAL (SELECT order_id FROM orders WHERE external_order_id = near.id LIMIT $4) o
+               UNION ALL SELECT o.order_id, 'order'
+                         FROM unnest($2::uuid[]) AS near (id)
+                         CROSS JOIN LATERAL (SELECT order_id FROM orders WHERE order_id = near.id LIMIT 1) o
+               UNION ALL SELECT p.order_id, 'placement'
+                         FROM unnest($2::uuid[]) AS near (id)
+                         CROSS JOIN LATERAL (SELECT order_id FROM placements WHERE placement_id = near.id LIMIT 1) p
+               UNION ALL SELECT p.order_id, 'topup'
+                         FROM unnest($3::text[]) AS near (id)
+                         CROSS JOIN LATERAL (SELECT placement_id FROM topups WHERE topup_id = near.id LIMIT 1) t
+                         CROSS JOIN LATERAL (SELECT order_id FROM placements
+                                             WHERE placement_id = t.placement_id LIMIT 1) p
                UNION ALL SELECT p.order_id, 'iccid'
-                         FROM esims e
-                         JOIN topups t ON t.topup_id = e.topup_id
-                         JOIN placements p ON p.placement_id = t.placement_id
-                         WHERE e.iccid = ANY ($1)
+                         FROM unnest($3::text[]) AS near (id)
+                         CROSS JOIN LATERAL (SELECT topup_id FROM esims WHERE iccid = near.id LIMIT $4) e
+                         CROSS JOIN LATERAL (SELECT placement_id FROM topups WHERE topup_id = e.topup_id LIMIT 1) t
+                         CROSS JOIN LATERAL (SELECT order_id FROM placements
+                                             WHERE placement_id = t.placement_id LIMIT 1) p
            )
            SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
                   (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
                   o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!"
            FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
-           ORDER BY o.order_id DESC LIMIT $3"#,
+           ORDER BY o.order_id DESC LIMIT $4"#,
         &ids,
         &uuids,
+        &numbers,
         MOST,
     );
     let rows = query.fetch_all(connection).await?.into_iter();
@@ -369,8 +383,10 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
 /// The external ids of refused requests that differ from this text in one character.
 async fn meant_refused(connection: &mut PgConnection, text: &str) -> Result<Vec<String>> {
     let query = sqlx::query_scalar!(
-        r#"SELECT DISTINCT external_order_id AS "id!" FROM refused_requests
-           WHERE external_order_id = ANY ($1) ORDER BY 1 LIMIT $2"#,
+        r#"SELECT DISTINCT r.id AS "id!" FROM unnest($1::text[]) AS near (id)
+           CROSS JOIN LATERAL (SELECT external_order_id AS id FROM refused_requests
+                               WHERE external_order_id = near.id LIMIT 1) r
+           ORDER BY 1 LIMIT $2"#,
         &meant::neighbours(text),
         MOST,
     );
