@@ -331,7 +331,7 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
     let uuids: Vec<Uuid> = ids.iter().filter_map(|one| one.parse().ok()).collect();
     let is_number = |one: &&String| one.bytes().all(|digit| digit.is_ascii_digit());
     let numbers: Vec<String> = ids.iter().filter(is_number).cloned().collect();
-    // Each is looked up by itself, because for many at once the planner would read the whole tables.
+    // Each is looked up by itself, because for many at once the planner would read whole tables.
     let query = sqlx::query!(
         r#"WITH found (order_id, by) AS (
                SELECT o.order_id, 'external_order_id'
