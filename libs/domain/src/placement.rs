@@ -5,8 +5,9 @@
 //! accepted   claim              placing, with the number of the next attempt
 //! accepted   refuse             refused
 //! placing    bought             placed
-//! placing    rejected           accepted, at the provider of the next pair; failed if there is none
-//! placing    not bought         accepted
+//! placing    rejected           accepted, at the provider of the next pair; failed if there is none.
+//!                               Nothing, once the attempt is in doubt
+//! placing    not bought         accepted. Nothing, once the attempt is in doubt
 //! placing    unknown            placing, and no other provider is asked any more
 //! placing    not found, twice   accepted, if the second look-up was after the settling delay
 //! placing    park, dispute      parked
@@ -23,11 +24,14 @@
 //! checker in `tests/model` runs this function itself. The statements add one transition: a
 //! purchase whose profiles have been missing for too long is recorded as placed and parked at once.
 //!
-//! Four rules prevent anything from being bought twice:
+//! Five rules prevent anything from being bought twice:
 //!
 //! - Only the process that recorded an attempt may send its purchase, and only after the record is
 //!   committed. Where a proof shows that an identical request is the same purchase, another process
-//!   may repeat it once a look-up of the attempt is recorded.
+//!   may repeat it once the attempt is in doubt, which is a record, too: of an unknown outcome, or
+//!   of a look-up that found nothing.
+//! - Once it is in doubt, its first process is no longer believed that it bought nothing, because a
+//!   repeat may buy it meanwhile. A look-up, the repeat or an operator decides.
 //! - An attempt with an unknown outcome stays `placing` until a look-up decides. Only an attempt
 //!   that certainly bought nothing goes back to `accepted`, where the next attempt can be recorded.
 //! - A purchase that nobody expected any more is parked, because money was spent. An operator
@@ -46,6 +50,10 @@ pub struct Placement {
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,
+    /// Something was recorded of this attempt that leaves it in doubt: an unknown outcome, or a
+    /// look-up that found nothing. Another process may have sent it again since. It is false in
+    /// every state but `placing`.
+    pub doubted: bool,
     /// A look-up since the last attempt found no purchase. A second one may allow the next attempt.
     pub not_found: bool,
     /// The placement is parked although something is bought. Only an operator moves it; late and
@@ -65,10 +73,11 @@ pub enum PlacementEvent {
     /// The provider has the purchase of this attempt. Its response or a look-up said so.
     Bought(u32),
     /// The provider rejected this attempt. It bought nothing, and a further attempt would be
-    /// rejected, too. So the next pair follows, if there is one.
+    /// rejected, too. So the next pair follows, if there is one. It comes too late once the attempt
+    /// is in doubt.
     Rejected(u32),
     /// This attempt certainly bought nothing, for example because the connection was refused. A
-    /// further attempt may succeed.
+    /// further attempt may succeed. It comes too late once the attempt is in doubt.
     NotBought(u32),
     /// The outcome of this attempt is unknown, so only its provider may have the purchase.
     Unknown(u32),
@@ -113,6 +122,7 @@ impl Placement {
     pub const NEW: Self = Self {
         state: Accepted,
         attempt: 0,
+        doubted: false,
         not_found: false,
         disputed: false,
         alternatives: 0,
@@ -121,6 +131,15 @@ impl Placement {
     /// Returns the placement after `event`, or [`PlacementEventIgnored`] if the event changes
     /// nothing.
     pub fn after(self, event: PlacementEvent) -> Result<Self, PlacementEventIgnored> {
+        let next = self.moved(event)?;
+        Ok(Self {
+            doubted: next.doubted && next.state == Placing,
+            ..next
+        })
+    }
+
+    /// As [`Self::after`], apart from a doubt that ends with the attempt.
+    fn moved(self, event: PlacementEvent) -> Result<Self, PlacementEventIgnored> {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
@@ -149,7 +168,7 @@ impl Placement {
                 alternatives: 0,
                 ..self
             }),
-            (Placing, PlacementEvent::Rejected(attempt)) if current(attempt) => {
+            (Placing, PlacementEvent::Rejected(attempt)) if current(attempt) && !self.doubted => {
                 match self.alternatives.checked_sub(1) {
                     Some(alternatives) => Ok(Self {
                         state: Accepted,
@@ -159,8 +178,11 @@ impl Placement {
                     None => to(Failed),
                 }
             }
-            (Placing, PlacementEvent::NotBought(attempt)) if current(attempt) => to(Accepted),
+            (Placing, PlacementEvent::NotBought(attempt)) if current(attempt) && !self.doubted => {
+                to(Accepted)
+            }
             (Placing, PlacementEvent::Unknown(attempt)) if current(attempt) => Ok(Self {
+                doubted: true,
                 alternatives: 0,
                 ..self
             }),
@@ -178,6 +200,7 @@ impl Placement {
                 };
                 Ok(Self {
                     state,
+                    doubted: true,
                     not_found: true,
                     alternatives: 0,
                     ..self
@@ -277,6 +300,24 @@ mod tests {
         assert_eq!(once.state, Placing);
         assert_eq!(once.after(early).unwrap().state, Placing);
         assert_eq!(once.after(late).unwrap().state, Accepted);
+    }
+
+    /// Another process may have sent the attempt again by then, and the provider may have sold it.
+    #[test]
+    fn of_an_attempt_in_doubt_nobody_is_believed_that_it_bought_nothing() {
+        let unknown = placing(1).after(PlacementEvent::Unknown(1)).unwrap();
+        let not_found = PlacementEvent::NotFound {
+            attempt: 1,
+            after_settling_delay: false,
+        };
+        let not_found = placing(1).after(not_found).unwrap();
+        for doubted in [unknown, not_found] {
+            for late in [PlacementEvent::Rejected(1), PlacementEvent::NotBought(1)] {
+                assert_eq!(doubted.after(late), Err(PlacementEventIgnored));
+            }
+            let bought = doubted.after(PlacementEvent::Bought(1)).unwrap();
+            assert_eq!((bought.state, bought.disputed), (Placed, false));
+        }
     }
 
     #[test]
@@ -397,6 +438,7 @@ mod tests {
                     after_settling_delay,
                 }
             }),
+            attempt.clone().prop_map(PlacementEvent::Unknown),
             attempt.clone().prop_map(PlacementEvent::Park),
             attempt.clone().prop_map(PlacementEvent::Dispute),
             Just(PlacementEvent::Refuse),
@@ -420,6 +462,7 @@ mod tests {
                     prop_assert!(matches!(next.state, Placed | Parked));
                 }
                 prop_assert!(!placement.disputed || next == placement);
+                prop_assert!(!next.doubted || next.state == Placing);
                 placement = next;
             }
         }

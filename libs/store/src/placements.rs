@@ -16,7 +16,7 @@ mod settle;
 
 use std::time::Duration;
 
-pub use claim::{ClaimedPlacement, ClaimedTopup, PlacementClaim, claim};
+pub use claim::{ClaimedPlacement, ClaimedTopup, PlacementClaim, PlacementTask, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
 use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};

@@ -2,15 +2,16 @@
 //! unknown, and collects profiles.
 //!
 //! Two of the three workers ([`pipeline::worker`]) of each provider call it with claimed
-//! placements; the third one has [`crate::after_delivery`]. What it does with a placement depends
-//! on the state from which it was claimed, see [`domain::placement`]:
+//! placements; the third one has [`crate::after_delivery`]. What it does with a placement is its
+//! [`PlacementTask`], which follows from the state from which it was claimed:
 //!
-//! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
-//! - `placing`: another claim recorded the attempt. This process only looks it up. Where a look-up
+//! - `Buy`: the claim has recorded a new attempt, so this process sends the purchase, once.
+//! - `LookUp`: another claim recorded the attempt. This process only looks it up. Where a look-up
 //!   proves no absence, it repeats the request of the attempt, if it is proved for our account that
 //!   an identical request is the same purchase.
-//! - `placed`, or `parked`: it collects the profiles of what is bought. A parked one that is not
-//!   known to be bought has work only if an operator asks for it; it is looked up.
+//! - `LookAgain`: as before, for a parked one of which an operator wants to know more. It repeats
+//!   nothing.
+//! - `Collect`: it collects the profiles of what is bought.
 //!
 //! Guarantee: nothing is bought without an attempt that was recorded first, and only the claim that
 //! recorded an attempt sends it, apart from such a repeat. Each outcome is recorded as one
@@ -49,7 +50,7 @@ use pipeline::{
 use runtime::Shutdown;
 use store::{
     history,
-    placements::{self, Activity, AttemptOutcome, ClaimedPlacement, PlacementClaim},
+    placements::{self, Activity, AttemptOutcome, ClaimedPlacement, PlacementClaim, PlacementTask},
     work::{LookResult, WorkLook},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -98,8 +99,8 @@ pub struct ProviderContext {
     /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
     /// How long after its attempt was recorded a purchase may still arrive at the provider
-    /// (`SETTLE`). It has nothing to do with `settle`, which records an outcome.
-    pub settle_delay: Duration,
+    /// (`SETTLE`).
+    pub arrival_delay: Duration,
     /// How long profiles may be missing, or an outcome unknown, before the placement is parked
     /// (`PARK_AFTER`).
     pub park_after: Duration,
@@ -218,17 +219,12 @@ impl ProviderContext {
     async fn process(&self, claimed: &ClaimedPlacement, trigger: &Trigger, permit: Option<Permit>) {
         let work = async {
             let lane = Arc::from(claimed.lane.as_str());
-            match claimed.was {
-                PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
-                PlacementState::Placing => self.look_up(claimed, &lane, trigger, permit).await,
-                PlacementState::Parked if claimed.placed_age.is_none() => {
-                    self.look_again(claimed, trigger, permit).await;
-                }
-                PlacementState::Placed | PlacementState::Parked => {
-                    self.collect(claimed, trigger, permit).await;
-                }
-                // The claim never returns these, because nothing is left to do for them.
-                PlacementState::Refused | PlacementState::Failed => {}
+            match claimed.task() {
+                Some(PlacementTask::Buy) => self.buy(claimed, &lane, trigger, permit).await,
+                Some(PlacementTask::LookUp) => self.look_up(claimed, &lane, trigger, permit).await,
+                Some(PlacementTask::LookAgain) => self.look_again(claimed, trigger, permit).await,
+                Some(PlacementTask::Collect) => self.collect(claimed, trigger, permit).await,
+                None => {}
             }
         };
         let span = process_span(claimed, trigger, &self.calls.name);
@@ -264,7 +260,7 @@ impl ProviderContext {
         let purchase = Purchase {
             placement_id: claimed.placement_id,
             items: assign::items(&claimed.topups),
-            send_by: trigger.claim_began + self.settle_delay / 2,
+            send_by: trigger.claim_began + self.arrival_delay / 2,
         };
         let asked = Instant::now();
         let Some(response) = self.calls.purchase(lane, &purchase).await else {
@@ -274,8 +270,8 @@ impl ProviderContext {
                  ago; nothing is bought, and the next attempt follows"
             );
             // Before anything is recorded of the attempt only this process may send it, and it will
-            // not. If another one has looked it up meanwhile and the placement has moved on, this
-            // outcome of an earlier attempt changes nothing.
+            // not. If another one has looked it up meanwhile, this outcome comes too late and
+            // changes nothing: the look-ups or the repeat of the other one decide.
             let _room = self.release_once_recordable(permit).await;
             let abandoned = AttemptOutcome::NotBought {
                 retry_in: placement::next_attempt(claimed.attempt),
@@ -452,9 +448,9 @@ impl ProviderContext {
                     .await;
             }
             Ok(LookUpResponse::NotFound) => {
-                let after_settling_delay = claimed.attempt_age >= self.settle_delay;
+                let after_settling_delay = claimed.attempt_age >= self.arrival_delay;
                 let look_in = self
-                    .settle_delay
+                    .arrival_delay
                     .saturating_sub(claimed.attempt_age)
                     .max(Duration::from_secs(1));
                 if self.cannot_prove_absence() {
@@ -515,10 +511,10 @@ impl ProviderContext {
     /// identical request of our account is the same purchase. It must also be too young to be
     /// parked while the repeat is under way, because then an operator decides.
     ///
-    /// Something must have been recorded of the attempt. Otherwise the process that recorded it may
-    /// hold an outcome that it could not store yet, such as a rejection. That would send the
-    /// placement to the next provider while the repeat buys here; once a look-up is recorded, no
-    /// other provider follows.
+    /// Something must have been recorded that leaves the attempt in doubt. The process that
+    /// recorded the attempt may hold an outcome that it could not store yet, such as a rejection.
+    /// That would fail the placement, or send it to the next provider, while the repeat buys here;
+    /// once the attempt is in doubt, the settlement takes no such outcome.
     fn may_repeat(&self, claimed: &ClaimedPlacement) -> bool {
         let names_purchases = self.calls.provider.capabilities().purchase_key;
         self.cannot_prove_absence()
@@ -663,7 +659,7 @@ impl ProviderContext {
             placement_id: claimed.placement_id,
             reference: reference.and_then(|id| ProviderId::parse(id).ok()),
             attempt_age: claimed.attempt_age,
-            arrives_within: self.settle_delay,
+            arrives_within: self.arrival_delay,
         }
     }
 

@@ -53,6 +53,9 @@ pub enum Action {
     TakeDue(usize, usize),
     /// A provisioner claims a due row with an unknown outcome, and looks it up.
     LookUp(usize, usize, Found),
+    /// A provisioner claims a due row with an unknown outcome, and sends the request of its attempt
+    /// again.
+    SendAgain(usize, usize),
     /// A provisioner claims a due row and collects its profile.
     Collect(usize, usize),
     /// A provisioner gets the response to its claim only now, and counts the time from here. This
@@ -186,6 +189,10 @@ impl Protocol {
                     actions.push(Action::LookUp(by, index, Found::Nothing));
                 }
                 actions.push(Action::LookUp(by, index, Found::Unknown));
+                let doubted = row.placement.doubted || !self.has(Safeguard::RecordedDoubt);
+                if self.settings.repeatable && doubted {
+                    actions.push(Action::SendAgain(by, index));
+                }
             }
             PlacementState::Placed if !row.ready => actions.push(Action::Collect(by, index)),
             _ => {}
@@ -211,7 +218,7 @@ impl Protocol {
                     actions.push(Action::Send(by));
                 }
             }
-            Work::Sent(_) => {
+            Work::Sent(_) | Work::SentAgain(_) => {
                 let times_out = |recorded| Action::TimeOut { by, recorded };
                 actions.extend([true, false].map(times_out));
             }
@@ -240,8 +247,7 @@ impl Protocol {
                 actions.push(Action::Show(request));
                 continue;
             }
-            let waits = |work: &Work| matches!(work, Work::Sent(job) if sent.is_of(*job));
-            let awaited = state.provisioners.iter().any(waits);
+            let awaited = state.provisioners.iter().any(|work| sent.is_awaited(work));
             for does in [
                 Does::Buy { ready: true },
                 Does::Buy { ready: false },

@@ -19,6 +19,10 @@ pub enum Safeguard {
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed
     Settle,
+    /// An attempt is sent again only once something is recorded that leaves it in doubt
+    RecordedDoubt,
+    /// Of an attempt in doubt nobody is believed that it was rejected or not bought
+    LateRefusal,
     /// A process no longer sends an attempt once SETTLE/2 has passed since its claim
     Abandon,
     /// This time counts from before the claim is sent, and not from the response to it
@@ -87,6 +91,10 @@ pub struct Settings {
     /// Let the provider recognise a second purchase with the same placement id
     #[arg(long)]
     pub detects_duplicates: bool,
+    /// Let the provider be one that can only be searched, where an identical request is proved to be
+    /// the same purchase, so that an attempt in doubt is sent again
+    #[arg(long)]
+    pub repeatable: bool,
     /// Allow the next attempt after a single "no such purchase", once SETTLE has passed
     #[arg(long)]
     pub one_look: bool,
@@ -100,6 +108,7 @@ impl Default for Settings {
             faults: 2,
             attempts: 2,
             detects_duplicates: false,
+            repeatable: false,
             one_look: false,
             without: Vec::new(),
             broken: Vec::new(),

@@ -189,6 +189,8 @@ pub enum Work {
     },
     /// Waits for the provider's response.
     Sent(Job),
+    /// Waits for the response to a repeat of the request.
+    SentAgain(Job),
     /// Has an outcome that is not recorded yet.
     Settling(Job, Settlement),
     /// Will send the readiness event next: to ingress or to the stream.
@@ -227,6 +229,8 @@ pub struct Request {
     pub attempt: u32,
     /// The provider that it is sent to.
     pub provider: u8,
+    /// It repeats the request of the attempt.
+    pub again: bool,
     /// It is bought, but look-ups do not show it yet.
     pub bought: bool,
     /// A tick has passed since it was sent.
@@ -313,8 +317,16 @@ impl State {
 }
 
 impl Request {
-    /// Whether it belongs to this job.
-    pub fn is_of(&self, job: Job) -> bool {
+    /// Whether a provisioner waits for the response to it.
+    pub fn is_awaited(&self, work: &Work) -> bool {
+        match work {
+            Work::Sent(job) => !self.again && self.is_of(*job),
+            Work::SentAgain(job) => self.again && self.is_of(*job),
+            _ => false,
+        }
+    }
+
+    fn is_of(&self, job: Job) -> bool {
         (self.row, self.attempt) == (job.row, job.attempt)
     }
 }

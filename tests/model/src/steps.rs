@@ -63,6 +63,11 @@ impl Protocol {
                 self.claim(state, by, index, provider);
             }
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
+            Action::SendAgain(by, index) => {
+                let job = due(state, index);
+                state.provisioners[by] = Work::SentAgain(job);
+                send(state, job, true);
+            }
             Action::Collect(by, index) => {
                 let job = due(state, index);
                 state.provisioners[by] = Work::Settling(job, Settlement::Bought { ready: true });
@@ -169,13 +174,7 @@ impl Protocol {
             }
             (Action::Send(_), Work::Fresh { job, .. }) => {
                 *work = Work::Sent(job);
-                state.requests.push(Request {
-                    row: job.row,
-                    attempt: job.attempt,
-                    provider: job.provider,
-                    bought: false,
-                    old: false,
-                });
+                send(state, job, false);
             }
             // If it dies before the record, a look-up finds out.
             (Action::Abandon(_), Work::Fresh { job, .. }) => {
@@ -201,7 +200,8 @@ impl Protocol {
     /// The outcome of an attempt stays unknown. Its record is no step of its own: a process that
     /// waits between the two is one that waits for the response a little longer.
     fn time_out(&self, state: &mut State, by: usize, recorded: bool) {
-        let Work::Sent(job) = std::mem::replace(&mut state.provisioners[by], Work::Idle) else {
+        let work = std::mem::replace(&mut state.provisioners[by], Work::Idle);
+        let (Work::Sent(job) | Work::SentAgain(job)) = work else {
             return;
         };
         let row = &mut state.rows[job.row];
@@ -346,7 +346,9 @@ impl Protocol {
     /// dies or stalls between the two has only changed the lease.
     fn look_up(&self, state: &mut State, by: usize, index: usize, found: Found) {
         let row = &state.rows[index];
-        let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
+        // A search proves no absence.
+        let proves_absence = !self.settings.repeatable;
+        let settled = proves_absence && (row.age >= SETTLED || !self.has(Safeguard::Settle));
         let outcome = match found {
             Found::Purchase { ready } => Settlement::Bought { ready },
             Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => {
@@ -355,6 +357,7 @@ impl Protocol {
             Found::Nothing if settled || !row.placement.not_found => {
                 Settlement::NotFound { settled }
             }
+            Found::Nothing if !proves_absence && row.age >= OVERDUE => Settlement::Hopeless,
             Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
             Found::Nothing | Found::Unknown
                 if !self.has(Safeguard::CertainRouting) && row.placement.alternatives > 0 =>
@@ -387,7 +390,8 @@ impl Protocol {
     fn arrive(&self, state: &mut State, request: usize, does: Does, answered: bool) {
         let sent = state.requests[request];
         let row = &mut state.rows[sent.row];
-        let known = self.settings.detects_duplicates && row.bought > 0;
+        let recognised = self.settings.detects_duplicates || self.settings.repeatable;
+        let known = recognised && row.bought > 0;
         let outcome = match does {
             _ if known => Settlement::Bought { ready: false },
             Does::Buy { ready } => Settlement::Bought { ready },
@@ -434,7 +438,16 @@ impl Protocol {
             },
             Settlement::Hopeless => PlacementEvent::Park(attempt),
         };
-        if let Some(mut placement) = self.after(row.placement, event) {
+        let believed = !self.has(Safeguard::LateRefusal)
+            && matches!(
+                event,
+                PlacementEvent::Rejected(_) | PlacementEvent::NotBought(_)
+            );
+        let before = Placement {
+            doubted: row.placement.doubted && !believed,
+            ..row.placement
+        };
+        if let Some(mut placement) = self.after(before, event) {
             if self.settings.one_look && outcome == (Settlement::NotFound { settled: true }) {
                 placement.state = PlacementState::Accepted;
             }
@@ -505,14 +518,30 @@ fn due(state: &State, index: usize) -> Job {
     }
 }
 
-/// Hands the provider's response to the provisioner that waits for it.
+/// Puts the request of an attempt on its way to the provider.
+fn send(state: &mut State, job: Job, again: bool) {
+    state.requests.push(Request {
+        row: job.row,
+        attempt: job.attempt,
+        provider: job.provider,
+        again,
+        bought: false,
+        old: false,
+    });
+}
+
+/// Hands the provider's response to the provisioner that waits for it. Only a purchase settles a
+/// repeat, because a refusal may concern the repeat alone.
 fn respond(state: &mut State, sent: &Request, outcome: Settlement) {
-    for provisioner in &mut state.provisioners {
-        if let Work::Sent(job) = *provisioner
-            && sent.is_of(job)
-        {
-            *provisioner = Work::Settling(job, outcome);
-            return;
+    let awaits = |work: &&mut Work| sent.is_awaited(work);
+    let Some(work) = state.provisioners.iter_mut().find(awaits) else {
+        return;
+    };
+    *work = match *work {
+        Work::Sent(job) => Work::Settling(job, outcome),
+        Work::SentAgain(job) if matches!(outcome, Settlement::Bought { .. }) => {
+            Work::Settling(job, outcome)
         }
-    }
+        _ => Work::Idle,
+    };
 }

@@ -87,6 +87,39 @@ fn the_promise_holds_with_a_provider_that_detects_duplicates() {
     assert_eq!(report.unreached, Vec::<&str>::new());
 }
 
+/// An option of a provider that can only be searched, where an attempt in doubt is sent again.
+fn repeatable() -> Settings {
+    Settings {
+        repeatable: true,
+        faults: 0,
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn the_promise_holds_where_an_attempt_in_doubt_is_sent_again() {
+    holds(&repeatable());
+    holds(&Settings {
+        providers: 2,
+        attempts: 1,
+        ..repeatable()
+    });
+}
+
+/// The process that recorded the attempt may have heard that nothing was bought, and record it only
+/// once the repeat has bought it.
+#[test]
+fn without_the_safeguards_of_a_repeat_what_it_has_bought_counts_as_not_bought() {
+    for safeguard in [Safeguard::RecordedDoubt, Safeguard::LateRefusal] {
+        let settings = Settings {
+            without: vec![safeguard],
+            ..repeatable()
+        };
+        let promise = breaks(&settings);
+        assert_eq!(promise, Promise::NothingForRefused, "{safeguard:?}");
+    }
+}
+
 #[test]
 fn the_promise_holds_for_an_order_of_two_providers() {
     holds(&Settings {

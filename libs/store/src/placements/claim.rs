@@ -96,7 +96,32 @@ pub struct ClaimedPlacement {
     pub topups: Vec<ClaimedTopup>,
 }
 
+/// What is to be done with a claimed placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementTask {
+    /// The claim has recorded a new attempt, so its purchase is sent.
+    Buy,
+    /// The outcome of the attempt is unknown, so the provider is asked for it.
+    LookUp,
+    /// The outcome is unknown and an operator has to decide, who wants the provider to be asked
+    /// once more.
+    LookAgain,
+    /// It is bought, so its profiles are collected. It may be parked, because they are overdue.
+    Collect,
+}
+
 impl ClaimedPlacement {
+    /// What is to be done with it; `None` if it is closed, which no claim returns.
+    pub fn task(&self) -> Option<PlacementTask> {
+        match self.was {
+            PlacementState::Accepted => Some(PlacementTask::Buy),
+            PlacementState::Placing => Some(PlacementTask::LookUp),
+            PlacementState::Parked if self.placed_age.is_none() => Some(PlacementTask::LookAgain),
+            PlacementState::Placed | PlacementState::Parked => Some(PlacementTask::Collect),
+            PlacementState::Refused | PlacementState::Failed => None,
+        }
+    }
+
     /// A fresh placement whose first attempt was recorded right now. Set further fields with
     /// `..ClaimedPlacement::new(…)`.
     pub fn new(
@@ -556,7 +581,7 @@ impl Unreadable {
         let parked = PlacementSettlement {
             placement_id: self.placement_id,
             attempt: self.attempt,
-            outcome: AttemptOutcome::Disputed {
+            outcome: AttemptOutcome::Unstorable {
                 reason: Reason::with(ReasonCode::RowUnreadable, error.to_string()),
             },
             known: None,

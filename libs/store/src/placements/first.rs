@@ -12,6 +12,9 @@ use uuid::Uuid;
 /// The maximum number of units of a placement that has it. With more, the row would become too
 /// long; such placements are rare.
 const MOST_UNITS: usize = 8;
+/// The maximum length of its text, in bytes, for the same reason: what is agreed about a unit may be
+/// long.
+const MOST_BYTES: usize = 4096;
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct FirstClaim {
@@ -59,11 +62,12 @@ impl FirstClaim {
         }
     }
 
-    /// As it is stored; `None` if it has too many units.
+    /// As it is stored; `None` if it has too many units or would be too long.
     pub fn text(&self) -> Option<String> {
         (self.units.len() <= MOST_UNITS)
             .then(|| serde_json::to_string(self).ok())
             .flatten()
+            .filter(|text| text.len() <= MOST_BYTES)
     }
 
     /// Reads it; `None` if it is damaged, or was written by a newer version.
@@ -123,5 +127,9 @@ mod tests {
             let read: Vec<_> = FirstClaim::parse(&text).unwrap().take_units().collect();
             assert_eq!(read, units);
         }
+        // The claim reads the tables instead.
+        let long = unit(Some(&"x".repeat(MOST_BYTES)));
+        let first = FirstClaim::new("order", None, None, Duration::ZERO, vec![long]);
+        assert_eq!(first.text(), None);
     }
 }

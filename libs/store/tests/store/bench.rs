@@ -594,7 +594,7 @@ pub fn disputed(placement_id: PlacementId, attempt: u32) -> PlacementSettlement 
     settlement(
         placement_id,
         attempt,
-        AttemptOutcome::Disputed {
+        AttemptOutcome::Unstorable {
             reason: Reason::with(ReasonCode::SoldTwice, "the activation code"),
         },
     )

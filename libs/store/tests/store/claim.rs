@@ -13,8 +13,8 @@ use store::work::WorkLook;
 use testkit::wait;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, order, order_of,
-    parked, part, placement, ready, rejected, unit, unknown,
+    Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, not_found,
+    order, order_of, parked, part, placement, ready, rejected, unit, unknown,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -192,7 +192,9 @@ async fn who_waited_to_look_up_buys_nothing() {
     let waiting = bench.find_due(PROVIDER, 1).await;
     assert_eq!(waiting, named);
 
-    bench.settle(&[not_bought(named[0], 1)]).await;
+    for after_delay in [false, true] {
+        bench.settle(&[not_found(named[0], 1, after_delay)]).await;
+    }
     bench.due_in(&named, 0.0).await;
     let look_up = bench.claim_as(PROVIDER, &waiting, PlacementClaim::Due(Activity::LookUps));
     assert_eq!(ids(&look_up.await), HashSet::new());

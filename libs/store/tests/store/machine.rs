@@ -74,17 +74,20 @@ fn rows(placement: Placement) -> Vec<Start> {
 fn starts() -> Vec<Start> {
     let mut placements = vec![Placement::NEW];
     for state in PlacementState::ALL {
-        for not_found in [false, true] {
+        for (doubted, not_found) in [(false, false), (true, false), (true, true)] {
             for disputed in [false, true] {
-                if disputed && state != PlacementState::Parked {
+                let is_doubted_elsewhere =
+                    doubted && !not_found && state != PlacementState::Placing;
+                if is_doubted_elsewhere || disputed && state != PlacementState::Parked {
                     continue;
                 }
-                // A look-up that found nothing leaves no alternatives, and a purchase neither.
-                let may_go_on = !not_found && state != PlacementState::Placed;
+                // An attempt in doubt leaves no alternatives, and a purchase neither.
+                let may_go_on = !doubted && state != PlacementState::Placed;
                 for alternatives in 0..=u32::from(may_go_on) {
                     placements.push(Placement {
                         state,
                         attempt: ATTEMPT,
+                        doubted: doubted && state == PlacementState::Placing,
                         not_found,
                         disputed,
                         alternatives,
@@ -135,7 +138,7 @@ impl Bench {
                  attempted_at = CASE WHEN $3 > 0 THEN now() - interval '15 minutes' END,
                  not_found_at = CASE WHEN $4 THEN now() - interval '2 minutes' END,
                  placed_at = CASE WHEN $5 THEN now() - interval '1 minute' END,
-                 disputed = $6
+                 disputed = $6, unknowns = CASE WHEN $7 AND NOT $4 THEN 1 ELSE 0 END
              WHERE placement_id = $1",
         )
         .bind(placement(&order).uuid())
@@ -144,6 +147,7 @@ impl Bench {
         .bind(start.placement.not_found)
         .bind(start.placed)
         .bind(start.placement.disputed)
+        .bind(start.placement.doubted)
         .execute(&self.pool)
         .await
         .unwrap();
@@ -162,19 +166,20 @@ impl Bench {
 
     /// The machine's view of a row.
     pub async fn read(&self, placement: PlacementId) -> Placement {
-        let (state, attempt, not_found, disputed, alternatives): (String, i32, bool, bool, i32) =
-            sqlx::query_as(
-                "SELECT state, attempt, not_found_at IS NOT NULL, disputed,
-                    coalesce(jsonb_array_length(alternatives), 0)
+        type Row = (String, i32, bool, bool, bool, i32);
+        let (state, attempt, doubted, not_found, disputed, alternatives): Row = sqlx::query_as(
+            "SELECT state, attempt, state = 'placing' AND (unknowns > 0 OR not_found_at IS NOT NULL),
+                    not_found_at IS NOT NULL, disputed, coalesce(jsonb_array_length(alternatives), 0)
              FROM placements WHERE placement_id = $1",
-            )
-            .bind(placement.uuid())
-            .fetch_one(&self.pool)
-            .await
-            .unwrap();
+        )
+        .bind(placement.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
         Placement {
             state: state.parse().unwrap(),
             attempt: attempt.try_into().unwrap(),
+            doubted,
             not_found,
             disputed,
             alternatives: alternatives.try_into().unwrap(),
@@ -341,6 +346,7 @@ async fn a_recovery_claims_as_the_machine_says() {
             .after(PlacementEvent::Claim)
             .unwrap_or(start.placement);
         if after.state == PlacementState::Placing {
+            after.doubted = false;
             after.not_found = false;
             // Another provider may have sold it after the dump, so an operator looks at all of
             // them, and the row still names them.

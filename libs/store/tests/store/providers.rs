@@ -10,8 +10,8 @@ use store::providers::{
 use store::work::WorkKind;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement,
-    settlement, topups, unit, unknown,
+    Bench, LEASE, PROVIDER, not_found, order, order_of, parked, part, placement, settlement,
+    topups, unit, unknown,
 };
 
 const LIMITS: BreakerLimits = BreakerLimits {
@@ -363,7 +363,9 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
     }
     bench.settle(&[not_found(id, 1, false)]).await;
     assert_eq!(again().await, (0, 1));
-    bench.settle(&[unknown(id, 1), not_bought(id, 1)]).await;
+    bench
+        .settle(&[unknown(id, 1), not_found(id, 1, true)])
+        .await;
     assert_eq!(again().await, (0, 2));
 }
 

@@ -248,7 +248,7 @@ impl ProviderContext {
                 Err(WriterPanicked) => return SettlementEffect::default(),
             };
             if !error.is_about_data()
-                || matches!(settlement.outcome, AttemptOutcome::Disputed { .. })
+                || matches!(settlement.outcome, AttemptOutcome::Unstorable { .. })
             {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
@@ -283,7 +283,7 @@ impl ProviderContext {
                 "an outcome cannot be stored, so the placement is parked for an operator"
             );
             self.alarm(claimed, &reason);
-            settlement.outcome = AttemptOutcome::Disputed { reason };
+            settlement.outcome = AttemptOutcome::Unstorable { reason };
         }
     }
 
@@ -333,7 +333,8 @@ impl ProviderContext {
                 placement.id = %placement,
                 order.id = %order,
                 attempt = claimed.attempt,
-                "another process has already settled this attempt; this outcome changes nothing"
+                "another process has already settled this attempt, or left it in doubt, so that a look-up or a repeat \
+                 decides; this outcome changes nothing"
             );
         }
     }
@@ -393,7 +394,7 @@ impl Counted {
             }
             AttemptOutcome::Rejected { .. } if settled.rerouted.is_some() => (0, 0),
             AttemptOutcome::Rejected { .. } => (pending, 0),
-            AttemptOutcome::Parked { .. } | AttemptOutcome::Disputed { .. } => (0, pending),
+            AttemptOutcome::Parked { .. } | AttemptOutcome::Unstorable { .. } => (0, pending),
             AttemptOutcome::NotBought { .. }
             | AttemptOutcome::NotFound { .. }
             | AttemptOutcome::Unknown { .. } => (0, 0),

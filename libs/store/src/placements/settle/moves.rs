@@ -57,7 +57,7 @@ impl Moves {
                 AttemptOutcome::Parked { reason } => {
                     (HistoryKind::Parked, None, Some(reason.clone()))
                 }
-                AttemptOutcome::Disputed { reason } => {
+                AttemptOutcome::Unstorable { reason } => {
                     (HistoryKind::Disputed, None, Some(reason.clone()))
                 }
             };
@@ -74,8 +74,8 @@ impl Moves {
     }
 
     /// Moves each placement along the transition of its outcome, if the attempt is the current one
-    /// and still open. `moved` names the two exceptions. All later steps concern only placements
-    /// that it has moved.
+    /// and still open. `moved` names the exceptions. All later steps concern only placements that
+    /// it has moved.
     #[expect(
         clippy::too_many_lines,
         reason = "it is one statement, whose steps are explained where they stand"
@@ -133,12 +133,18 @@ impl Moves {
                        alternatives = CASE
                            WHEN new.kind = 'rejected' THEN nullif(p.alternatives - 0, '[]')
                            WHEN new.kind = 'not_bought' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
+                           ELSE NULL -- in doubt
                        END
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[],
                                $8::bool[])
                        AS new (placement_id, attempt, kind, due_in, reason, status, message, after_delay)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
+                     AND (p.state = 'placing'
+                              -- Once anything is recorded of an attempt, another process may have sent it again. So that
+                              -- the first one bought nothing comes too late: the repeat or a look-up decides.
+                              AND (new.kind NOT IN ('rejected', 'not_bought')
+                                   OR p.unknowns = 0 AND p.not_found_at IS NULL)
+                          OR (p.state = 'placed' AND new.kind = 'disputed')
                           -- An unknown outcome of a later call is counted. Without work the placement is
                           -- finished or disputed, and a late result gives it no new work. This is no EXISTS,
                           -- because PostgreSQL could execute that one by reading all of `work` into a hash.

@@ -56,10 +56,11 @@ pub enum AttemptOutcome {
         /// for `answer_by` at the earliest.
         announced: bool,
     },
-    /// The attempt certainly bought nothing; a further attempt may follow.
+    /// The attempt certainly bought nothing; a further attempt may follow. It changes nothing once
+    /// the attempt is in doubt.
     NotBought { retry_in: Duration, reason: Reason },
     /// The provider rejected the purchase for good. It goes to the next provider of its option, or
-    /// fails if there is none.
+    /// fails if there is none. It changes nothing once the attempt is in doubt.
     Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
@@ -77,7 +78,9 @@ pub enum AttemptOutcome {
     /// The outcome stayed unknown for too long. An operator must resolve the placement.
     Parked { reason: Reason },
     /// The provider's response cannot be stored, or the row cannot be read. An operator must act.
-    Disputed { reason: Reason },
+    /// The placement is parked, and [disputed](domain::placement::Placement::disputed) if it was
+    /// placed before.
+    Unstorable { reason: Reason },
 }
 
 /// What is known about one unit that the provider has named.
