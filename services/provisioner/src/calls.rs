@@ -19,7 +19,7 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, LookUp, LookUpRequest,
+        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, Heard, LookUp, LookUpRequest,
         LookUpResponse, Provider, Purchase, PurchaseResponse, Trouble,
     },
     rate::Rate,
@@ -62,14 +62,12 @@ impl Calls {
             PurchaseResponse::Bought(_) => "bought",
             PurchaseResponse::Rejected { .. } => "rejected",
         };
-        let part = Part::Lane(lane);
-        let response = self.measure("purchase", part, purchasing, outcome).await;
+        let shows = Shows::Lane(lane);
+        let response = self.measure("purchase", shows, purchasing, outcome).await;
         let result = match &response {
             Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
-            Err(
-                Trouble::Unknown(reason) | Trouble::Undecided(reason) | Trouble::NoResponse(reason),
-            ) => PurchaseResult::Unknown(reason),
+            Err(Trouble::Unknown { reason, .. }) => PurchaseResult::Unknown(reason),
             Err(
                 Trouble::Denied(_)
                 | Trouble::Busy { .. }
@@ -96,9 +94,9 @@ impl Calls {
         };
         let is_search = self.provider.capabilities().look_up == LookUp::Search;
         let part = if is_search && look_up.reference.is_none() {
-            Part::Search
+            Shows::Search
         } else {
-            Part::LookUp
+            Shows::LookUp
         };
         let looking = perform(effect, self.provider.look_up(look_up));
         let looking = within(self.longest(), looking);
@@ -195,24 +193,27 @@ impl Calls {
     async fn measure<T>(
         &self,
         call: &'static str,
-        part: Part<'_>,
+        shows: Shows<'_>,
         calling: impl Future<Output = Result<T, Trouble>>,
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let breaker_version = self.breaker.version_at_begin();
         let response = self.timed(call, calling, outcome).await;
+        let heard = response.as_ref().err().and_then(Trouble::heard);
+        let is_of_search = shows == Shows::Search && self.breaker.is_closed();
         match &response {
             // A provider that says that it is busy, or something that proves nothing, has
             // responded, so it does not count as failing.
-            Ok(_) | Err(Trouble::Busy { .. } | Trouble::Undecided(_)) => {
+            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
+            Err(_) if heard == Some(Heard::ProvesNothing) => {
                 self.breaker.responded(breaker_version).await;
             }
             Err(trouble) if trouble.is_of_adapter() => {}
-            Err(Trouble::Unknown(_)) if part == Part::Search && self.breaker.is_closed() => {}
+            Err(_) if heard == Some(Heard::NotUnderstood) && is_of_search => {}
             Err(trouble) => {
-                let lane = match part {
-                    Part::Lane(lane) => Some(lane),
-                    Part::LookUp | Part::Search => None,
+                let lane = match shows {
+                    Shows::Lane(lane) => Some(lane),
+                    Shows::LookUp | Shows::Search => None,
                 };
                 self.breaker.failed(breaker_version, lane, trouble).await;
             }
@@ -241,9 +242,9 @@ pub enum Wanted<'a> {
     Profiles,
 }
 
-/// The part of a provider that a call shows to work.
+/// What a call shows to work.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part<'a> {
+enum Shows<'a> {
     /// The sale of what is in this lane.
     Lane(&'a Arc<str>),
     /// The look-up of one purchase by our id or by that of the provider, at any provider, whether
@@ -260,11 +261,9 @@ async fn within<T>(
     end: Instant,
     operation: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {
-    timeout_at(end.into(), operation).await.unwrap_or_else(|_| {
-        Err(Trouble::NoResponse(
-            "it took too long and was given up".into(),
-        ))
-    })
+    timeout_at(end.into(), operation)
+        .await
+        .unwrap_or_else(|_| Err(Trouble::no_response("it took too long and was given up")))
 }
 
 fn found(response: &LookUpResponse) -> &'static str {
@@ -412,7 +411,7 @@ mod tests {
             });
             calls.breaker.update(closed());
             let version = calls.breaker.version_at_begin();
-            let silent = Trouble::NoResponse("timed out".into());
+            let silent = Trouble::no_response("timed out");
             for _ in 0..FAILURES {
                 calls.breaker.failed(version, Some(&other), &silent).await;
             }
@@ -429,14 +428,18 @@ mod tests {
     #[tokio::test]
     async fn only_an_error_of_a_search_does_not_count() {
         type Found = fn() -> Result<LookUpResponse, Trouble>;
-        let unreadable = || Err(Trouble::Unknown("the response is unreadable".into()));
-        let undecided = || Err(Trouble::Undecided("code 9002".into()));
-        let silent = || Err(Trouble::NoResponse("timed out".into()));
+        let unreadable = || Err(Trouble::not_understood("the response is unreadable"));
+        let proves_nothing = || {
+            let heard = Heard::ProvesNothing;
+            let reason = "code 9002".to_owned();
+            Err(Trouble::Unknown { heard, reason })
+        };
+        let silent = || Err(Trouble::no_response("timed out"));
         let rows = [
             (LookUp::Search, unreadable as Found, true),
             (LookUp::Search, silent, false),
             (LookUp::ById, unreadable, false),
-            (LookUp::ById, undecided, true),
+            (LookUp::ById, proves_nothing, true),
             (LookUp::Exact, unreadable, false),
         ];
         for (look_up, found, is_healthy) in rows {
@@ -450,6 +453,7 @@ mod tests {
                 placement_id: PlacementId::new(),
                 reference: None,
                 attempt_age: Duration::ZERO,
+                options: Vec::new(),
                 arrives_within: Duration::from_mins(1),
             };
             for _ in 0..FAILURES {
@@ -499,7 +503,8 @@ mod tests {
         let end = began + Duration::from_secs(30);
         let endless = std::future::pending::<Result<(), Trouble>>();
         let given_up = within(end, endless).await;
-        assert!(matches!(given_up, Err(Trouble::NoResponse(_))));
+        let heard = given_up.unwrap_err().heard();
+        assert_eq!(heard, Some(Heard::Nothing));
         assert_eq!(within(end, async { Ok(7) }).await, Ok(7));
     }
 }

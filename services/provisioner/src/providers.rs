@@ -21,7 +21,7 @@ pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, Unsuitable
 pub(crate) use provider::Adapter;
 pub use provider::{
     BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
-    DeliveredEsim, EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest,
+    DeliveredEsim, EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
     LookUpResponse, PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderFacts,
     ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct,
     ReportSubject, Trouble,

@@ -655,10 +655,12 @@ impl ProviderContext {
         // A reference comes from an adapter, which has checked it. One that cannot be read is left
         // out, and the provider is asked by our id.
         let reference = claimed.reference.clone();
+        let items = assign::items(&claimed.topups);
         LookUpRequest {
             placement_id: claimed.placement_id,
             reference: reference.and_then(|id| ProviderId::parse(id).ok()),
             attempt_age: claimed.attempt_age,
+            options: items.into_iter().map(|(option, _)| option).collect(),
             arrives_within: self.arrival_delay,
         }
     }

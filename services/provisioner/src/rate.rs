@@ -287,6 +287,7 @@ mod tests {
             placement_id,
             reference: None,
             attempt_age: Duration::ZERO,
+            options: Vec::new(),
             arrives_within: Duration::from_mins(1),
         };
         let purchase = &Purchase {

@@ -123,6 +123,7 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
         placement_id: purchase.placement_id,
         reference: ProviderId::parse(reference.to_owned()).ok(),
         attempt_age: Duration::ZERO,
+        options: Vec::new(),
         arrives_within: Duration::from_mins(1),
     });
     Box::new(move |data| {

@@ -528,6 +528,8 @@ fn place(countries: &[&str], products: &[&products::Product]) -> Value {
             "rechargeability": true,
             "other_info": null,
             "countries": listed.collect::<Vec<_>>(),
+            "install_window_days": is_local.then_some(1825),
+            "topup_grace_window_days": null,
             "packages": packages,
         }],
     })

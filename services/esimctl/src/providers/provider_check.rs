@@ -10,8 +10,8 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, CallLimits, Capabilities, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-    Provider, Trouble,
+    Accounts, Balance, CallLimits, Capabilities, Heard, LookUp, LookUpRequest, LookUpResponse,
+    PacedCalls, Provider, Trouble,
 };
 use serde::Serialize;
 
@@ -106,16 +106,17 @@ async fn look_up(provider: &dyn Provider) -> Result<(), Trouble> {
         placement_id: PlacementId::new(),
         reference: None,
         attempt_age: Duration::ZERO,
+        options: Vec::new(),
         arrives_within: Duration::from_mins(1),
     };
     match provider.look_up(&look_up).await {
         // What proves nothing about a purchase shows all the same that the account is accepted.
-        Ok(LookUpResponse::NotFound) | Err(Trouble::Undecided(_)) => Ok(()),
+        Ok(LookUpResponse::NotFound) => Ok(()),
+        Err(trouble) if trouble.heard() == Some(Heard::ProvesNothing) => Ok(()),
         Err(trouble) => Err(trouble),
-        Ok(LookUpResponse::Found(_)) => Err(Trouble::Unknown(
+        Ok(LookUpResponse::Found(_)) => Err(Trouble::not_understood(
             "the provider has found a purchase that does not exist, so its look-ups cannot be \
-             trusted; do not connect it"
-                .into(),
+             trusted; do not connect it",
         )),
     }
 }
@@ -147,9 +148,10 @@ pub fn describe(trouble: &Trouble) -> String {
         Trouble::Busy { .. } => format!("the provider is busy; try again later: {reason}"),
         Trouble::RefusedHere(_) => format!("not sent: {reason}"),
         Trouble::Waiting { .. } => format!("nothing was sent; try again later: {reason}"),
-        Trouble::Unknown(_) | Trouble::Undecided(_) => {
-            format!("the response is not understood: {reason}")
-        }
-        Trouble::NoResponse(_) => format!("no whole response came: {reason}"),
+        Trouble::Unknown { heard, .. } => match heard {
+            Heard::Nothing => format!("no whole response came: {reason}"),
+            Heard::NotUnderstood => format!("the response is not understood: {reason}"),
+            Heard::ProvesNothing => format!("the response proves nothing: {reason}"),
+        },
     }
 }

@@ -223,7 +223,7 @@ impl AiraloCalls {
                 Ok(AiraloRefusal::Invalid { meta, .. }) if route == USAGE => {
                     Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
                 }
-                _ => Err(Trouble::Unknown("HTTP 404".into())),
+                _ => Err(Trouble::not_understood("HTTP 404")),
             },
             Ok((_, body)) => Ok(Reply::Done(body)),
             Err(Trouble::Denied(reason)) => Err(self.denied(token, reason).await),
@@ -244,8 +244,8 @@ impl AiraloCalls {
     }
 
     /// Lists the orders whose description is our id.
-    async fn by_description(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
-        let ours = placement_id.to_string();
+    async fn by_description(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
+        let ours = look_up.placement_id.to_string();
         let mut found: Vec<AiraloOrder> = Vec::new();
         for page in 1..=PAGES {
             let query = form_urlencoded::Serializer::new(String::new())
@@ -264,10 +264,10 @@ impl AiraloCalls {
             let esims = listed.data.into_iter().filter(|order| !order.is_top_up());
             found.extend(esims.filter(is_ours));
             if is_last {
-                return self.found(found);
+                return self.found(look_up, found);
             }
         }
-        Err(Trouble::Unknown(format!(
+        Err(Trouble::not_understood(format!(
             "the search has more than {PAGES} pages of {PAGE} orders, so it was not read to its end"
         )))
     }
@@ -335,12 +335,12 @@ impl AiraloCalls {
     /// Asks for an order by Airalo's own id.
     async fn by_id(
         &self,
-        placement_id: PlacementId,
+        look_up: &LookUpRequest,
         order_id: &ProviderId,
     ) -> Result<LookUpResponse, Trouble> {
         // The id is a number, as `wire` has made it; anything else must not get into the path.
         if !order_id.as_str().bytes().all(|byte| byte.is_ascii_digit()) {
-            return self.by_description(placement_id).await;
+            return self.by_description(look_up).await;
         }
         let path = format!("{ORDERS}/{}", order_id.as_str());
         let call = Call {
@@ -348,22 +348,39 @@ impl AiraloCalls {
             ..Call::get(&path, ORDER)
         };
         let wire::Single { data: order } = self.done(call).await?;
-        if order.number() != order_id.as_str() || order.is_for_another(placement_id) {
-            return Err(Trouble::Unknown("the response is another order".into()));
+        if order.number() != order_id.as_str() || order.is_for_another(look_up.placement_id) {
+            return Err(Trouble::not_understood("the response is another order"));
         }
-        self.found(vec![order])
+        self.found(look_up, vec![order])
     }
 
     /// The answer to a look-up that found these orders.
-    fn found(&self, orders: Vec<AiraloOrder>) -> Result<LookUpResponse, Trouble> {
+    fn found(
+        &self,
+        look_up: &LookUpRequest,
+        orders: Vec<AiraloOrder>,
+    ) -> Result<LookUpResponse, Trouble> {
         if orders.is_empty() {
             return Ok(LookUpResponse::NotFound);
         }
-        self.bought(orders).map(LookUpResponse::Found)
+        if !orders
+            .iter()
+            .all(|order| look_up.may_be_of(&order.package_id))
+        {
+            return Err(Trouble::not_understood("the order is of another package"));
+        }
+        self.bought(look_up.placement_id, orders)
+            .map(LookUpResponse::Found)
     }
 
-    fn bought(&self, orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
-        wire::bought(orders, |package| self.prices.install_window(package))
+    fn bought(
+        &self,
+        placement_id: PlacementId,
+        orders: Vec<AiraloOrder>,
+    ) -> Result<BoughtUnits, Trouble> {
+        wire::bought(placement_id, orders, |package| {
+            self.prices.install_window(package)
+        })
     }
 
     /// Calls with a token that nobody was given, and asks for lists whose shape the documents leave
@@ -383,7 +400,7 @@ impl AiraloCalls {
             if status.is_success() {
                 Ok(said)
             } else {
-                Err(Trouble::Unknown(said))
+                Err(Trouble::not_understood(said))
             }
         });
         let asked = format!("GET {BALANCE}");
@@ -435,7 +452,7 @@ impl AiraloCalls {
         let mut next = Some(1);
         while let Some(page) = next {
             if page > LIST_PAGES {
-                return Err(Trouble::Unknown(format!(
+                return Err(Trouble::not_understood(format!(
                     "the list of packages has more than {LIST_PAGES} pages"
                 )));
             }
@@ -509,7 +526,7 @@ impl Airalo {
 /// The trouble of a call for which a refusal is no definite response.
 fn trouble(refusal: &AiraloRefusal) -> Trouble {
     let (code, message) = refusal.text();
-    Trouble::Unknown(format!("code {code}: {message}"))
+    Trouble::not_understood(format!("code {code}: {message}"))
 }
 
 impl ProviderFacts for Airalo {
@@ -586,16 +603,17 @@ impl Adapter for Airalo {
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         if order.is_for_another(purchase.placement_id) || order.package_id != priced.product {
-            return Err(Trouble::Unknown("the response is another order".into()));
+            return Err(Trouble::not_understood("the response is another order"));
         }
         self.note_price(option, &priced, *quantity, &order);
-        Ok(PurchaseResponse::Bought(self.calls.bought(vec![order])?))
+        let bought = self.calls.bought(purchase.placement_id, vec![order])?;
+        Ok(PurchaseResponse::Bought(bought))
     }
 
     async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
         match &look_up.reference {
-            Some(order_id) => self.calls.by_id(look_up.placement_id, order_id).await,
-            None => self.calls.by_description(look_up.placement_id).await,
+            Some(order_id) => self.calls.by_id(look_up, order_id).await,
+            None => self.calls.by_description(look_up).await,
         }
     }
 

@@ -141,8 +141,8 @@ impl EsimAccess {
                 && one.belongs_to(placement_id) != Some(false)
         };
         if !allocated.iter().all(is_ours) {
-            return Err(Trouble::Unknown(
-                "the response lists eSIMs of another purchase".into(),
+            return Err(Trouble::not_understood(
+                "the response lists eSIMs of another purchase",
             ));
         }
         Ok(LookUpResponse::Found(BoughtUnits {
@@ -306,8 +306,8 @@ impl Adapter for EsimAccess {
             Reply::Done(ordered) => {
                 let ordered: wire::EsimAccessOrder = parse_part(&ordered)?;
                 if ordered.is_for_another(purchase.placement_id) {
-                    return Err(Trouble::Unknown(
-                        "the response names another purchase".into(),
+                    return Err(Trouble::not_understood(
+                        "the response names another purchase",
                     ));
                 }
                 Ok(PurchaseResponse::Bought(BoughtUnits {
@@ -379,8 +379,8 @@ impl Adapter for EsimAccess {
         let mut status = match (allocated.pop(), allocated.is_empty()) {
             (Some(one), true) if one.is(&esim.unit_id) => one.status()?,
             _ => {
-                return Err(Trouble::Unknown(
-                    "the response does not list exactly the eSIM that it was asked for".into(),
+                return Err(Trouble::not_understood(
+                    "the response does not list exactly the eSIM that it was asked for",
                 ));
             }
         };

@@ -326,7 +326,7 @@ impl Http {
                 after: retry_after(response.headers()),
                 reason: "the provider is busy (HTTP 429)".into(),
             }),
-            _ => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
+            _ => Err(Trouble::not_understood(format!("HTTP {}", status.as_u16()))),
         }
     }
 }
@@ -354,7 +354,7 @@ pub(super) fn parse_part<T: DeserializeOwned>(part: &Value) -> Result<T, Trouble
 /// unknown.
 async fn read(mut response: Response, most: usize, setting: &str) -> Result<Vec<u8>, Trouble> {
     let too_large =
-        || Trouble::Unknown(format!("the response has more than {most} bytes{setting}"));
+        || Trouble::not_understood(format!("the response has more than {most} bytes{setting}"));
     let announced = response.content_length().unwrap_or_default();
     let announced = usize::try_from(announced).map_err(|_| too_large())?;
     if announced > most {
@@ -364,7 +364,7 @@ async fn read(mut response: Response, most: usize, setting: &str) -> Result<Vec<
     while let Some(chunk) = response
         .chunk()
         .await
-        .map_err(|error| Trouble::NoResponse(describe(&error.without_url())))?
+        .map_err(|error| Trouble::no_response(describe(&error.without_url())))?
     {
         if chunk.len() > most - body.len() {
             return Err(too_large());
@@ -397,7 +397,7 @@ fn failure(error: reqwest::Error) -> Trouble {
     if error.is_connect() || error.is_builder() {
         Trouble::NotSent(reason)
     } else {
-        Trouble::NoResponse(reason)
+        Trouble::no_response(reason)
     }
 }
 

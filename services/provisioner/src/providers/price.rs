@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub(super) use domain::product::Price;
 
-use super::provider::Trouble;
+use super::provider::{Heard, Trouble};
 
 /// A product and the most that we pay for one unit of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,12 @@ pub(super) fn unread(trouble: Trouble, after: Duration) -> Trouble {
         | Trouble::Busy { .. }
         | Trouble::Waiting { .. }
         | Trouble::RefusedHere(_) => trouble,
-        Trouble::NotSent(reason) | Trouble::NoResponse(reason) => Trouble::NotSent(told(&reason)),
-        Trouble::Unknown(reason) | Trouble::Undecided(reason) => Trouble::Waiting {
+        Trouble::NotSent(reason)
+        | Trouble::Unknown {
+            heard: Heard::Nothing,
+            reason,
+        } => Trouble::NotSent(told(&reason)),
+        Trouble::Unknown { reason, .. } => Trouble::Waiting {
             after,
             reason: told(&reason),
         },

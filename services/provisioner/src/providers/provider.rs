@@ -21,6 +21,7 @@ use store::esim_requests::Reading;
 
 use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
+    price,
     text::ProviderId,
 };
 use crate::rate::Rate;
@@ -133,12 +134,23 @@ pub struct LookUpRequest {
     pub placement_id: PlacementId,
     /// The provider's own id of the purchase, if it has named one before.
     pub reference: Option<ProviderId>,
+    /// The options that were ordered, for an adapter whose provider names a product as we order it.
+    /// Empty if nothing was ordered, because only the look-up is tried.
+    pub options: Vec<String>,
     /// How long ago the last attempt was recorded. The purchase is not older, apart from the
     /// difference between our clock and that of the provider.
     pub attempt_age: Duration,
     /// How long after the record of an attempt its purchase may still arrive at the provider
     /// (`SETTLE`).
     pub arrives_within: Duration,
+}
+
+impl LookUpRequest {
+    /// Whether a purchase of this product may be the one that is asked about.
+    pub(super) fn may_be_of(&self, product: &str) -> bool {
+        let is_it = |option: &String| price::product(option) == product;
+        self.options.is_empty() || self.options.iter().any(is_it)
+    }
 }
 
 /// What the provider has sold us in one purchase.
@@ -212,8 +224,7 @@ pub enum LookUpResponse {
 /// | `Waiting` | no | nothing | the next attempt, after the wait |
 /// | `RefusedHere` | no | nothing | none: the placement is rejected |
 /// | `NotSent` | no | a failure | the next attempt; the verdict *not sent* allows a 422 |
-/// | `Unknown`, `NoResponse` | yes | a failure | a look-up |
-/// | `Undecided` | yes | a response | a look-up |
+/// | `Unknown` | yes | see [`Heard`] | a look-up |
 ///
 /// A next attempt has the next number. `may_be_carried_out`, [`crate::calls`] and
 /// `settle_without_purchase` of [`crate::purchases`] decide so.
@@ -238,22 +249,52 @@ pub enum Trouble {
     /// The provider certainly never received the request.
     NotSent(String),
     /// The outcome is unknown: the request may have been carried out.
-    Unknown(String),
-    /// The provider has responded to a look-up in the form of its protocol, but the response
-    /// proves nothing about the purchase. It decides as little as [`Trouble::Unknown`], but a
-    /// provider that responds so does not fail.
+    Unknown { heard: Heard, reason: String },
+}
+
+/// What was heard of the provider whose outcome is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+pub enum Heard {
+    /// No whole response came. It counts for the breaker as a failure.
+    #[strum(serialize = "no_response")]
+    Nothing,
+    /// A response that nobody understands, or that says no more than that something failed. It
+    /// counts as a failure, but not of a search, because a provider that responds to that with an
+    /// error sells all the same.
     #[strum(serialize = "unknown")]
-    Undecided(String),
-    /// No whole response came, so the outcome is unknown, too. Where the provider has responded,
-    /// even with what nobody understands, it is [`Trouble::Unknown`].
-    #[strum(serialize = "unknown")]
-    NoResponse(String),
+    NotUnderstood,
+    /// A response to a look-up in the form of the protocol, which proves nothing about the
+    /// purchase. A provider that responds so does not fail.
+    #[strum(serialize = "proves_nothing")]
+    ProvesNothing,
 }
 
 impl Trouble {
+    /// See [`Heard::Nothing`].
+    pub fn no_response(reason: impl Into<String>) -> Self {
+        let heard = Heard::Nothing;
+        let reason = reason.into();
+        Self::Unknown { heard, reason }
+    }
+
+    /// See [`Heard::NotUnderstood`].
+    pub fn not_understood(reason: impl Into<String>) -> Self {
+        let heard = Heard::NotUnderstood;
+        let reason = reason.into();
+        Self::Unknown { heard, reason }
+    }
+
     /// A response that cannot be read, with what is wrong with it.
     pub(super) fn unreadable(what: impl Display) -> Self {
-        Self::Unknown(format!("the response is unreadable: {what}"))
+        Self::not_understood(format!("the response is unreadable: {what}"))
+    }
+
+    /// What was heard of the provider, if the outcome is unknown.
+    pub fn heard(&self) -> Option<Heard> {
+        match self {
+            Self::Unknown { heard, .. } => Some(*heard),
+            _ => None,
+        }
     }
 
     pub fn reason(&self) -> &str {
@@ -263,18 +304,13 @@ impl Trouble {
             | Self::Waiting { reason, .. }
             | Self::RefusedHere(reason)
             | Self::NotSent(reason)
-            | Self::Unknown(reason)
-            | Self::Undecided(reason)
-            | Self::NoResponse(reason) => reason,
+            | Self::Unknown { reason, .. } => reason,
         }
     }
 
     /// Whether the provider may have carried the request out.
     pub fn may_be_carried_out(&self) -> bool {
-        matches!(
-            self,
-            Self::Unknown(_) | Self::Undecided(_) | Self::NoResponse(_)
-        )
+        self.heard().is_some()
     }
 
     /// Whether the adapter has decided before it asked the provider. Nothing was sent, so it says
@@ -289,16 +325,14 @@ impl Trouble {
             Self::Denied(_) => ReasonCode::AccessDenied,
             Self::Busy { .. } => ReasonCode::ProviderBusy,
             Self::NotSent(_) | Self::Waiting { .. } | Self::RefusedHere(_) => ReasonCode::NotSent,
-            Self::Unknown(_) | Self::Undecided(_) | Self::NoResponse(_) => {
-                ReasonCode::OutcomeUnknown
-            }
+            Self::Unknown { .. } => ReasonCode::OutcomeUnknown,
         };
         Reason::with(code, self.reason())
     }
 
     /// The class, as metrics name it.
     pub fn class(&self) -> &'static str {
-        self.into()
+        self.heard().map_or_else(|| self.into(), Into::into)
     }
 
     /// The wait that the provider asks for, or the adapter, at most `most`; zero if none.
@@ -760,9 +794,6 @@ mod tests {
             Duration::from_secs(7)
         );
         assert_eq!(busy(Some(Duration::MAX)).asked_wait(most), most);
-        assert_eq!(
-            Trouble::Unknown(String::new()).asked_wait(most),
-            Duration::ZERO
-        );
+        assert_eq!(Trouble::not_understood("").asked_wait(most), Duration::ZERO);
     }
 }

@@ -1,9 +1,14 @@
 //! Checks the texts that come from a provider before they reach PostgreSQL, logs and, as the
 //! message of a refusal, partners.
 
+use std::sync::Once;
+
+use domain::PlacementId;
 use runtime::terminal::is_format;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use time::{
-    Date, OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
+    Date, Duration, OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
     macros::format_description,
 };
 
@@ -53,6 +58,42 @@ pub fn day(text: &str) -> Option<String> {
     }
     let date = Date::parse(day, DAY).ok()?;
     (date.year() >= FIRST_YEAR).then(|| day.to_owned())
+}
+
+/// Reads a field that is a text, and takes anything else for no text, for fields without which a
+/// purchase can be delivered all the same.
+pub fn text_or_none<'de, D: Deserializer<'de>>(field: D) -> Result<Option<String>, D::Error> {
+    match Value::deserialize(field)? {
+        Value::String(text) => Ok(Some(text)),
+        _ => Ok(None),
+    }
+}
+
+/// The last day to start an eSIM of a provider that does not name it: this many days after the
+/// purchase. If the day of the purchase cannot be read, they count from that of the order, which
+/// our id of the purchase names: a paid eSIM is not held for an estimate. It is the same day at
+/// each look-up. `field` names what cannot be read.
+pub fn start_by(
+    bought: Option<Date>,
+    placement_id: PlacementId,
+    days: u16,
+    field: &str,
+) -> Option<String> {
+    static WARNED: Once = Once::new();
+    let since = bought.or_else(|| {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                field,
+                "the provider names no day of a purchase that can be read, so the last day to start \
+                 the eSIM is estimated from the day of the order; tell whoever maintains the adapter"
+            );
+        });
+        let (seconds, _) = placement_id.uuid().get_timestamp()?.to_unix();
+        let ordered = OffsetDateTime::from_unix_timestamp(seconds.try_into().ok()?);
+        ordered.ok().map(OffsetDateTime::date)
+    })?;
+    let last = since.checked_add(Duration::days(days.into()))?;
+    last.format(DAY).ok()
 }
 
 /// The moment of a time such as `2026-11-20T06:00:00+0000`, with a space instead of the `T`, and

@@ -32,8 +32,8 @@ use super::{
     http::{Call, CallBody, Http, header_of, parse, parse_part, path_of},
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, ProfileFault, ProviderConnection, ProviderFacts, ProviderUnit,
+        EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
+        LookUpResponse, PacedCalls, ProfileFault, ProviderConnection, ProviderFacts, ProviderUnit,
         ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, Trouble, UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
@@ -283,7 +283,7 @@ impl Usimsa {
                 ..reply
             }),
             Err(trouble) if is_success => Err(trouble),
-            Err(_) => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
+            Err(_) => Err(Trouble::not_understood(format!("HTTP {}", status.as_u16()))),
         }
     }
 }
@@ -566,7 +566,10 @@ impl Adapter for Usimsa {
                 Ok(LookUpResponse::Found(units(reply.products)?.into()))
             }
             Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
-            Outcome::Undecided => Err(Trouble::Undecided(code_said(&reply))),
+            Outcome::Undecided => Err(Trouble::Unknown {
+                heard: Heard::ProvesNothing,
+                reason: code_said(&reply),
+            }),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -605,7 +608,7 @@ fn of_unit(route: &str, esim: &DeliveredEsim) -> Result<String, Trouble> {
 impl Usage {
     fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         if self.unit_id != esim.unit_id.as_str() {
-            return Err(Trouble::Unknown("the response is another eSIM".into()));
+            return Err(Trouble::not_understood("the response is another eSIM"));
         }
         let custody = if self.canceled {
             Custody::Returned
@@ -629,7 +632,7 @@ impl Usage {
 
 /// The trouble for a code that is not in the table of its call.
 fn unknown_code(reply: &Reply) -> Trouble {
-    Trouble::Unknown(code_said(reply))
+    Trouble::not_understood(code_said(reply))
 }
 
 fn code_said(reply: &Reply) -> String {

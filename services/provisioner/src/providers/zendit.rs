@@ -36,7 +36,7 @@ use super::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
         PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
-        Trouble,
+        Trouble, filled,
     },
     text::one_line,
 };
@@ -185,7 +185,7 @@ impl Zendit {
             Reply::Refused(refusal) => return Err(refusal.trouble()),
         };
         if purchased.transaction_id != id {
-            return Err(Trouble::Unknown("the response is another purchase".into()));
+            return Err(Trouble::not_understood("the response is another purchase"));
         }
         Ok(Some(purchased))
     }
@@ -266,14 +266,14 @@ impl Adapter for Zendit {
             Reply::Refused(refusal) => return Err(refusal.trouble()),
         };
         if accepted.transaction_id != ours {
-            return Err(Trouble::Unknown("the response is another purchase".into()));
+            return Err(Trouble::not_understood("the response is another purchase"));
         }
         match ZenditState::of(&accepted.status) {
             ZenditState::Open | ZenditState::Done => {
                 Ok(PurchaseResponse::Bought(BoughtUnits::default()))
             }
             ZenditState::Failed => rejected("FAILED", "the purchase has failed".into()),
-            ZenditState::Unknown => Err(Trouble::Unknown(format!(
+            ZenditState::Unknown => Err(Trouble::not_understood(format!(
                 "the purchase is in the state {}, which is not documented",
                 one_line(&accepted.status)
             ))),
@@ -281,10 +281,14 @@ impl Adapter for Zendit {
     }
 
     async fn look_up(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
-        match self.purchased(&look_up.placement_id.to_string()).await? {
-            Some(purchased) => Ok(LookUpResponse::Found(vec![purchased.unit()?].into())),
-            None => Ok(LookUpResponse::NotFound),
+        let Some(purchased) = self.purchased(&look_up.placement_id.to_string()).await? else {
+            return Ok(LookUpResponse::NotFound);
+        };
+        let named = filled(purchased.offer_id.as_ref());
+        if named.is_some_and(|offer| !look_up.may_be_of(offer)) {
+            return Err(Trouble::not_understood("the purchase is of another offer"));
         }
+        Ok(LookUpResponse::Found(vec![purchased.unit()?].into()))
     }
 
     async fn balance(&self) -> Result<Balance, Trouble> {
@@ -310,7 +314,7 @@ impl Adapter for Zendit {
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         let found = self.purchased(esim.unit_id.as_str()).await?;
         let purchased = found.ok_or_else(|| {
-            Trouble::Unknown("the provider does not know the purchase of the eSIM".into())
+            Trouble::not_understood("the provider does not know the purchase of the eSIM")
         })?;
         self.http.turn().await;
         let path = PLANS.replace("{iccid}", esim.iccid.as_str());
@@ -326,7 +330,7 @@ impl Adapter for Zendit {
         let refund: wire::Refund = parse(&self.done(Call::post(&path, REFUND)).await?)?;
         match ZenditState::of(&refund.status) {
             ZenditState::Done => Ok(GiveBackResponse::Returned),
-            _ => Err(Trouble::Unknown(format!(
+            _ => Err(Trouble::not_understood(format!(
                 "the refund is {}",
                 one_line(&refund.status)
             ))),

@@ -553,7 +553,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
     let answer = account(done).await.give_back(&esim()).await;
     assert_eq!(answer, Ok(GiveBackResponse::Returned));
     let answer = account(&failed).await.give_back(&esim()).await;
-    assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
+    assert!(matches!(answer, Err(Trouble::Unknown { .. })), "{answer:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, BadCallback, BoughtUnits, CallLimits, CallbackRequest, Hint, LookUpRequest,
+    Accounts, BadCallback, BoughtUnits, CallLimits, CallbackRequest, Heard, Hint, LookUpRequest,
     LookUpResponse, PacedCalls, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
     PurchaseResponse, Trouble,
 };
@@ -383,6 +383,7 @@ pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, L
         placement_id,
         reference: reference.map(|id| ProviderId::parse(id.to_owned()).unwrap()),
         attempt_age: Duration::ZERO,
+        options: vec!["P".into()],
         arrives_within: Duration::from_mins(1),
     };
     (purchase, look_up)
@@ -481,7 +482,7 @@ async fn a_code_of_a_look_up_that_proves_nothing_is_no_failure_of_usimsa() {
         let usimsa = answering("usimsa", "200 OK", &format!(r#"{{"code":"{code}"}}"#)).await;
         let trouble = usimsa.look_up(&look_up).await.unwrap_err();
         assert_eq!(
-            matches!(trouble, Trouble::Undecided(_)),
+            trouble.heard() == Some(Heard::ProvesNothing),
             is_response,
             "{code}"
         );

@@ -77,7 +77,7 @@ async fn the_outcome_of_a_give_back_that_is_not_confirmed_is_unknown() {
     };
     for code in ["900001", "200002", "200009", "310403", "000001"] {
         let answer = provider(&error(code)).await.give_back(&esim).await;
-        assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
+        assert!(matches!(answer, Err(Trouble::Unknown { .. })), "{answer:?}");
     }
 }
 

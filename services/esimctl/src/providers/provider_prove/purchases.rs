@@ -166,6 +166,7 @@ impl ProofBuy {
             placement_id: self.id,
             reference: None,
             attempt_age: self.age(),
+            options: Vec::new(),
             arrives_within: Duration::from_mins(1),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use domain::PlacementId;
 use pg::PgConnection;
 use provisioner::providers::{
-    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, LiveAnswer, LookUp,
+    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, Heard, LiveAnswer, LookUp,
     LookUpRequest, LookUpResponse, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
     PurchasePeriod, PurchaseResponse, SoldPurchase, Trouble,
 };
@@ -173,16 +173,20 @@ impl Proving<'_> {
             placement_id: PlacementId::new(),
             reference: None,
             attempt_age: Duration::ZERO,
+            options: Vec::new(),
             arrives_within: Duration::from_mins(1),
         };
         let (came, follows) = match self.provider.look_up(&nothing).await {
             Ok(LookUpResponse::NotFound) => ("there is none".to_owned(), Follows::Documented),
             Ok(LookUpResponse::Found(_)) => ("one was found".to_owned(), Follows::Contradicted),
             // The provider has answered, and no document says how.
-            Err(trouble @ (Trouble::Unknown(_) | Trouble::Undecided(_))) => {
-                (describe(&trouble), Follows::Seen)
+            Err(trouble) => {
+                let follows = match trouble.heard() {
+                    Some(Heard::NotUnderstood | Heard::ProvesNothing) => Follows::Seen,
+                    Some(Heard::Nothing) | None => Follows::Unanswered,
+                };
+                (describe(&trouble), follows)
             }
-            Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
         let asked = "a look-up of an id that was never sent";
         self.note("a purchase that does not exist", asked, &came, follows);

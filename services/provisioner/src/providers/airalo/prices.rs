@@ -197,7 +197,7 @@ mod tests {
                 ready(list)
             }
         };
-        let failed = || Err(Trouble::NoResponse("timed out".into()));
+        let failed = || Err(Trouble::no_response("timed out"));
         let ago = |time| Instant::now().checked_sub(time).unwrap();
         let minute_ago = || lock(&prices.state).tried_at = Some(ago(PAUSE));
         let list_of = |age| {

@@ -6,7 +6,7 @@ use domain::{ActivationCode, Iccid, PlacementId};
 use serde::Deserialize;
 use serde_json::Number;
 use store::esim_requests::Reading;
-use time::{Date, Duration, PrimitiveDateTime};
+use time::PrimitiveDateTime;
 
 use crate::providers::{
     http::parse,
@@ -16,7 +16,7 @@ use crate::providers::{
         Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState,
         Trouble, filled, id_in,
     },
-    text::{DAY, MOMENT, moment, one_line},
+    text::{MOMENT, moment, one_line, start_by, text_or_none},
 };
 
 /// For how many days after its purchase an eSIM is taken to be usable if its operator does not say
@@ -69,6 +69,7 @@ pub(super) struct AiraloOrder {
     pub(super) package_id: String,
     pub(super) description: Option<String>,
     quantity: Option<Amount>,
+    #[serde(default, deserialize_with = "text_or_none")]
     created_at: Option<String>,
     /// What we pay. Not all examples have it; `price` is what consumers pay.
     net_price: Option<Amount>,
@@ -136,11 +137,12 @@ impl AiraloOrder {
 
     /// The last day on which the eSIMs can still be started. No order names it; the validity of
     /// its package begins with the start.
-    fn start_by(&self, install_window: Option<u16>) -> Option<String> {
-        let created = PrimitiveDateTime::parse(self.created_at.as_deref()?, MOMENT).ok()?;
+    fn start_by(&self, placement_id: PlacementId, install_window: Option<u16>) -> Option<String> {
+        let created = self.created_at.as_deref();
+        let created = created.and_then(|at| PrimitiveDateTime::parse(at, MOMENT).ok());
+        let created = created.map(PrimitiveDateTime::date);
         let days = install_window.unwrap_or(START_WITHIN);
-        let last: Date = created.date().checked_add(Duration::days(days.into()))?;
-        last.format(DAY).ok()
+        start_by(created, placement_id, days, "created_at")
     }
 }
 
@@ -149,6 +151,7 @@ impl Sim {
     fn state(
         &self,
         order: &AiraloOrder,
+        placement_id: PlacementId,
         install_window: Option<u16>,
     ) -> Result<ProviderUnitState, ProfileFault> {
         let slug = order.status.as_ref().map(|status| status.slug.as_str());
@@ -193,7 +196,9 @@ impl Sim {
             is_code_shared,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "lpa or matching_id"))?,
-            expired_date: order.start_by(install_window).ok_or("created_at")?,
+            expired_date: order
+                .start_by(placement_id, install_window)
+                .ok_or("created_at")?,
         })
     }
 }
@@ -202,6 +207,7 @@ impl Sim {
 /// of their units are listed, and the surplus is logged where they are assigned. `install_window`
 /// says for how many days after its purchase an eSIM of a package can be started.
 pub(super) fn bought(
+    placement_id: PlacementId,
     orders: Vec<AiraloOrder>,
     install_window: impl Fn(&str) -> Option<u16>,
 ) -> Result<BoughtUnits, Trouble> {
@@ -213,7 +219,7 @@ pub(super) fn bought(
         let window = install_window(&order.package_id);
         for sim in &order.sims {
             let unit_id = id_in("sims.id", sim.id.to_string())?;
-            let state = ProviderUnitState::read(&unit_id, sim.state(&order, window));
+            let state = ProviderUnitState::read(&unit_id, sim.state(&order, placement_id, window));
             units.push(ProviderUnit {
                 unit_id,
                 product_id: Some(product_id.clone()),
@@ -424,7 +430,20 @@ mod tests {
             // Its help for consumers says that many operators wait about 90 days.
             (None, "2027-02-18"),
         ] {
-            assert_eq!(order.start_by(window).as_deref(), Some(last), "{window:?}");
+            let start_by = order.start_by(PlacementId::new(), window);
+            assert_eq!(start_by.as_deref(), Some(last), "{window:?}");
+        }
+    }
+
+    /// A paid eSIM is not held because of the time from which its last day is only estimated.
+    #[test]
+    fn without_a_time_of_the_order_the_day_of_ours_counts() {
+        let ours = "0199aabb-ccdd-7eee-8fff-001122334455".parse().unwrap();
+        for created_at in ["null", "7", r#""soon""#] {
+            let order = format!(r#"{{"id":7,"package_id":"P","created_at":{created_at}}}"#);
+            let order: AiraloOrder = serde_json::from_str(&order).unwrap();
+            let start_by = order.start_by(ours, None);
+            assert_eq!(start_by.as_deref(), Some("2026-01-01"), "{created_at}");
         }
     }
 }

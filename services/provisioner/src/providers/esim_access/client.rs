@@ -151,7 +151,7 @@ impl Client {
     ) -> Result<Result<Vec<EsimAccessEsim>, EsimAccessFailure>, Trouble> {
         match self.page_for(Size::Ordinary, filter, 1).await? {
             Ok(page) if page.is_last(1) => Ok(Ok(page.esim_list)),
-            Ok(_) => Err(Trouble::Unknown(format!(
+            Ok(_) => Err(Trouble::not_understood(format!(
                 "the response lists {PAGE} eSIMs or more, and there should be fewer"
             ))),
             Err(failure) => Ok(Err(failure)),
@@ -217,7 +217,7 @@ impl EsimAccessFailure {
     /// provider says that it is busy.
     pub(super) fn trouble_of_change(&self) -> Trouble {
         match self.trouble() {
-            Trouble::Busy { reason, .. } => Trouble::Unknown(reason),
+            Trouble::Busy { reason, .. } => Trouble::not_understood(reason),
             trouble => trouble,
         }
     }
@@ -235,7 +235,7 @@ impl EsimAccessFailure {
             | EsimAccessOutcome::Malformed
             | EsimAccessOutcome::NotReady
             | EsimAccessOutcome::NoSuchOrder
-            | EsimAccessOutcome::Unknown => Trouble::Unknown(reason),
+            | EsimAccessOutcome::Unknown => Trouble::not_understood(reason),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::{
     client::{Client, found, within},
     wire::EsimAccessEsim,
 };
-use crate::providers::provider::{LookUpRequest, LookUpResponse, Trouble};
+use crate::providers::provider::{Heard, LookUpRequest, LookUpResponse, Trouble};
 
 /// The length of a slot, in seconds. A time of a search has no seconds.
 const SLOT: i64 = 60;
@@ -163,9 +163,12 @@ async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
 /// search that has waited for it.
 fn shared(trouble: Trouble) -> Trouble {
     match trouble {
-        Trouble::NotSent(reason) | Trouble::NoResponse(reason) | Trouble::Denied(reason) => {
-            Trouble::Unknown(format!("the call of another search failed: {reason}"))
-        }
+        Trouble::NotSent(reason)
+        | Trouble::Denied(reason)
+        | Trouble::Unknown {
+            heard: Heard::Nothing,
+            reason,
+        } => Trouble::not_understood(format!("the call of another search failed: {reason}")),
         other => other,
     }
 }
@@ -210,17 +213,18 @@ mod tests {
                 placement_id: PlacementId::new(),
                 reference: None,
                 attempt_age: Duration::ZERO,
+                options: Vec::new(),
                 arrives_within: Duration::from_mins(1),
             };
             slots.by_time(&client, &look_up).await.unwrap_err()
         };
         let troubles: [Trouble; 3] = tokio::join!(search(), search(), search()).into();
-        let counted = troubles.iter();
-        let counted = counted.filter(|trouble| matches!(trouble, Trouble::NoResponse(_)));
-        assert_eq!(counted.count(), 1, "{troubles:?}");
-        let waited = troubles.iter();
-        let waited = waited.filter(|trouble| matches!(trouble, Trouble::Unknown(_)));
-        assert_eq!(waited.count(), 2, "{troubles:?}");
+        let count = |heard| {
+            let heard = troubles.iter().filter(|one| one.heard() == Some(heard));
+            heard.count()
+        };
+        assert_eq!(count(Heard::Nothing), 1, "{troubles:?}");
+        assert_eq!(count(Heard::NotUnderstood), 2, "{troubles:?}");
     }
 
     #[test]
@@ -232,6 +236,7 @@ mod tests {
                 placement_id: PlacementId::new(),
                 reference: None,
                 attempt_age: Duration::from_secs(age),
+                options: Vec::new(),
                 arrives_within: Duration::from_mins(1),
             };
             let now = attempted + look_up.attempt_age;

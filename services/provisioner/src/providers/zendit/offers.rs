@@ -53,7 +53,7 @@ pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, T
 pub(super) fn price_of(body: &[u8], id: &str) -> Result<Option<Price>, Trouble> {
     let offer: Value = parse(body)?;
     if text(&offer, "offerId") != Some(id) {
-        return Err(Trouble::Unknown("the response is another offer".into()));
+        return Err(Trouble::not_understood("the response is another offer"));
     }
     let is_sold = is_enabled(&offer) && is_fixed(&offer);
     Ok(is_sold.then(|| price(&offer)).flatten())

@@ -8,11 +8,7 @@ use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use store::esim_requests::Reading;
-use time::{
-    Date, Duration, OffsetDateTime,
-    format_description::{StaticFormatDescription, well_known::Rfc3339},
-    macros::format_description,
-};
+use time::{Date, OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::providers::{
     http::parse,
@@ -22,15 +18,14 @@ use crate::providers::{
         BadCallback, Balance, Custody, EsimStatus, Hint, ProfileFault, ProviderUnit,
         ProviderUnitState, Trouble, filled, id_in,
     },
-    text::{day, one_line},
+    text::{DAY, day, one_line, start_by, text_or_none},
 };
 
 /// The entries of one page of a list, the most that are allowed (its reference, 2025).
 pub(super) const PAGE: u32 = 1_024;
-const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 /// For how long after its purchase an eSIM is taken to be usable. Zendit does not say it; it is
 /// what Airalo says of its operators.
-const START_WITHIN: Duration = Duration::days(90);
+const START_WITHIN: u16 = 90;
 /// The code of a refusal because there is no such thing, with status 404 (its page on errors, and
 /// the reference of `GET /esim/purchases/{transactionId}`).
 const NOT_FOUND: &str = "NOT_FOUND";
@@ -84,7 +79,8 @@ impl ZenditRefusal {
         let object = parse::<Map<String, Value>>(body).ok().map(Value::Object);
         let read: Option<ErrorBody> = object.and_then(|body| serde_json::from_value(body).ok());
         let body = read.filter(|body| !body.code.is_empty());
-        let body = body.ok_or_else(|| Trouble::Unknown(format!("HTTP {}", status.as_u16())))?;
+        let body =
+            body.ok_or_else(|| Trouble::not_understood(format!("HTTP {}", status.as_u16())))?;
         Ok(Self {
             status,
             code: one_line(&body.code),
@@ -100,7 +96,7 @@ impl ZenditRefusal {
 
     /// The trouble of a call for which it is no definite response.
     pub(super) fn trouble(&self) -> Trouble {
-        Trouble::Unknown(format!(
+        Trouble::not_understood(format!(
             "HTTP {}, {}: {}",
             self.status.as_u16(),
             self.code,
@@ -123,7 +119,8 @@ pub(super) struct Accepted {
 pub(super) struct Purchased {
     pub(super) transaction_id: String,
     status: String,
-    offer_id: Option<String>,
+    pub(super) offer_id: Option<String>,
+    #[serde(default, deserialize_with = "text_or_none")]
     created_at: Option<String>,
     confirmation: Option<Confirmation>,
     error: Option<PurchaseError>,
@@ -210,8 +207,10 @@ impl Purchased {
 
     /// The last day on which the eSIM can still be started, which Zendit does not name.
     fn start_by(&self) -> Option<String> {
-        let created = Date::parse(&day(self.created_at.as_deref()?)?, DAY).ok()?;
-        created.checked_add(START_WITHIN)?.format(DAY).ok()
+        let created = self.created_at.as_deref().and_then(day);
+        let created = created.and_then(|day| Date::parse(&day, DAY).ok());
+        let ours = self.transaction_id.parse().ok()?;
+        start_by(created, ours, START_WITHIN, "createdAt")
     }
 
     /// Why the purchase has failed.
@@ -347,7 +346,7 @@ impl Plans {
         iccid: &Iccid,
     ) -> Result<EsimStatus, Trouble> {
         if self.list.iter().any(|plan| plan.iccid != iccid.as_str()) {
-            return Err(Trouble::Unknown("the response is another eSIM".into()));
+            return Err(Trouble::not_understood("the response is another eSIM"));
         }
         let is_begun = |plan: &Plan| filled(plan.start_at.as_ref()).is_some();
         let is_installed =
@@ -356,7 +355,7 @@ impl Plans {
             Some(ZenditState::Done) => Custody::Returned,
             Some(ZenditState::Failed) => Custody::Kept("its refund has failed".to_owned()),
             Some(ZenditState::Open | ZenditState::Unknown) => {
-                return Err(Trouble::Unknown("the refund has not ended yet".into()));
+                return Err(Trouble::not_understood("the refund has not ended yet"));
             }
             None if is_installed => Custody::Kept("the eSIM is installed".to_owned()),
             None => Custody::Returnable,
