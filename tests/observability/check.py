@@ -398,7 +398,7 @@ class Prometheus:
 # A system that is well has none of these.
 NEVER_WHEN_WELL = {
     ("http_response_status_code", "5.."),
-    ("reason", "in_flight_share|delay_share|memory_share"),
+    ("reason", "in_flight_share|delay_share|memory_share|look_ups"),
     ("reason", "delay|delay_share"),
 }
 

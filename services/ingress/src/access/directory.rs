@@ -7,6 +7,7 @@
 //!   denied within a second, as long as the database responds.
 //! - An unknown access key or option is looked up before it is denied, so that a new partner or
 //!   option works at once. The look-ups have a rate limit, because anyone can send invented keys.
+//!   While it is reached, what is not in the cache may exist all the same, so it gets a 503.
 //! - A key that a rotation replaced is denied after its end, by the clock of this process.
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
@@ -35,6 +36,8 @@ use signing::SecretKey;
 use uuid::Uuid;
 use vault::Vault;
 
+use crate::http::error::ApiError;
+
 /// A read that took no longer than this says precisely enough when a replaced key ends.
 const PRECISE: Duration = Duration::from_millis(20);
 /// How often the end of a replaced key is read again at most, because the reads took too long.
@@ -44,8 +47,8 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
 /// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
-/// The maximum number of look-ups per second. Beyond it, unknown keys and options are denied
-/// without a query, so that a flood of invented ones does not load the database.
+/// The maximum number of look-ups per second. Beyond it, unknown keys and options get a 503 without
+/// a query, so that a flood of invented ones does not load the database.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// A partner, as requests with one of its access keys see it. During a rotation a partner has two
@@ -156,6 +159,29 @@ impl Partners {
     }
 }
 
+/// Why it is not known whether there is such a key or option.
+#[derive(Debug)]
+pub(crate) enum NotLookedUp {
+    /// The look-ups have reached their rate limit.
+    LimitReached,
+    Database(Error),
+}
+
+impl From<Error> for NotLookedUp {
+    fn from(error: Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl From<NotLookedUp> for ApiError {
+    fn from(error: NotLookedUp) -> Self {
+        match error {
+            NotLookedUp::LimitReached => Self::overloaded("look_ups"),
+            NotLookedUp::Database(error) => Self::internal(error),
+        }
+    }
+}
+
 pub(crate) type OptionsById = HashMap<OptionId, Arc<ProductOption>>;
 
 pub(crate) struct Directory {
@@ -211,12 +237,12 @@ impl Directory {
         }
     }
 
-    /// Returns the partner with this access key, which may be disabled. `None` if no valid key is
-    /// known, or if the look-ups have reached their rate limit.
+    /// Returns the partner with this access key, which may be disabled. `None` if there is no such
+    /// valid key.
     pub(crate) async fn partner(
         &self,
         access_key: &str,
-    ) -> Result<Option<Arc<KnownPartner>>, Error> {
+    ) -> Result<Option<Arc<KnownPartner>>, NotLookedUp> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
@@ -228,9 +254,7 @@ impl Directory {
             return Ok(valid(known));
         }
         let _turn = turn?;
-        if self.look_ups.try_one().is_err() {
-            return Ok(None);
-        }
+        self.count_look_up()?;
         let asked = Moment::now();
         let looking = self
             .database
@@ -275,6 +299,11 @@ impl Directory {
             .map_err(|_| Error::timed_out())
     }
 
+    fn count_look_up(&self) -> Result<(), NotLookedUp> {
+        let counted = self.look_ups.try_one();
+        counted.map_err(|_| NotLookedUp::LimitReached)
+    }
+
     fn known_partner(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
         self.partners
             .read()
@@ -305,8 +334,8 @@ impl Directory {
     }
 
     /// Returns the options among `ids` that exist, enabled or not. Those that are not cached are
-    /// looked up, unless the look-ups have reached their rate limit.
-    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<OptionsById, Error> {
+    /// looked up.
+    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<OptionsById, NotLookedUp> {
         let (known, missing) = self.known_options(ids);
         if missing.is_empty() {
             return Ok(known);
@@ -317,15 +346,14 @@ impl Directory {
             return Ok(known);
         }
         let _turn = turn?;
-        if self.look_ups.try_one().is_ok() {
-            let looking = self
-                .database
-                .run(async |connection| options::by_ids(connection, &missing).await);
-            for row in looking.await? {
-                // One that cannot be read was logged when its change was read.
-                if let Ok(option) = row.option {
-                    known.insert(option.option_id, self.learn_option(option));
-                }
+        self.count_look_up()?;
+        let looking = self
+            .database
+            .run(async |connection| options::by_ids(connection, &missing).await);
+        for row in looking.await? {
+            // One that cannot be read was logged when its change was read.
+            if let Ok(option) = row.option {
+                known.insert(option.option_id, self.learn_option(option));
             }
         }
         Ok(known)
@@ -507,6 +535,11 @@ fn valid(partner: Arc<KnownPartner>) -> Option<Arc<KnownPartner>> {
 
 #[cfg(test)]
 mod tests {
+    use pg::{
+        config::{DatabaseConfig, PoolConfig},
+        primary::DurabilityConfig,
+    };
+
     use super::*;
 
     fn learn(
@@ -528,6 +561,29 @@ mod tests {
             ((*access_key).to_owned(), partner)
         });
         partners.learn(id, row_version, keys.collect());
+    }
+
+    /// Whoever sends invented keys must not make a valid one count as unknown.
+    #[tokio::test]
+    async fn what_cannot_be_looked_up_is_not_called_unknown() {
+        let server = DatabaseConfig {
+            database_url: "postgres://localhost/none".into(),
+        };
+        let database = PoolConfig {
+            server,
+            database_connections: 1,
+            database_timeout: Duration::from_secs(5),
+            durability: DurabilityConfig::default(),
+        }
+        .open("test")
+        .unwrap();
+        let directory = Directory::new(database, Vault::of(&[]).unwrap());
+        while directory.look_ups.try_one().is_ok() {}
+        let partner = directory.partner("new").await;
+        assert!(matches!(partner, Err(NotLookedUp::LimitReached)));
+        let options = directory.options(&[OptionId::new()]).await;
+        let error = ApiError::from(options.unwrap_err());
+        assert!(matches!(error, ApiError::Unavailable { .. }), "{error:?}");
     }
 
     fn known(partners: &Partners) -> Vec<&str> {

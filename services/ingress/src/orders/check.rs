@@ -58,11 +58,7 @@ impl OrderService {
             mut errors,
         } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
-        let mut options = self
-            .directory
-            .options(&ids)
-            .await
-            .map_err(ApiError::internal)?;
+        let mut options = self.directory.options(&ids).await?;
         options.retain(|_, option| {
             let live = || {
                 option.environment == Environment::Live && self.providers.contains(&option.provider)
