@@ -91,8 +91,8 @@ pub struct Settings {
     /// Let the provider recognise a second purchase with the same placement id
     #[arg(long)]
     pub detects_duplicates: bool,
-    /// Let the provider be one that can only be searched, where an identical request is proved to be
-    /// the same purchase, so that an attempt in doubt is sent again
+    /// Let the provider be one that can only be searched, where an identical request is proved to
+    /// be the same purchase, so that an attempt in doubt is sent again
     #[arg(long)]
     pub repeatable: bool,
     /// Allow the next attempt after a single "no such purchase", once SETTLE has passed

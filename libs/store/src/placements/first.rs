@@ -12,8 +12,8 @@ use uuid::Uuid;
 /// The maximum number of units of a placement that has it. With more, the row would become too
 /// long; such placements are rare.
 const MOST_UNITS: usize = 8;
-/// The maximum length of its text, in bytes, for the same reason: what is agreed about a unit may be
-/// long.
+/// The maximum length of its text, in bytes, for the same reason: what is agreed about a unit may
+/// be long.
 const MOST_BYTES: usize = 4096;
 
 #[derive(Serialize, Deserialize)]

@@ -365,7 +365,7 @@ impl AiraloCalls {
         }
         if !orders
             .iter()
-            .all(|order| look_up.may_be_of(&order.package_id))
+            .all(|order| price::may_be_of(look_up, &order.package_id))
         {
             return Err(Trouble::not_understood("the order is of another package"));
         }

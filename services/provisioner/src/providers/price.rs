@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub(super) use domain::product::Price;
 
-use super::provider::{Heard, Trouble};
+use super::provider::{Heard, LookUpRequest, Trouble};
 
 /// A product and the most that we pay for one unit of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,12 @@ pub(super) fn unread(trouble: Trouble, after: Duration) -> Trouble {
             reason: told(&reason),
         },
     }
+}
+
+/// Whether a purchase of this product may be the one that is asked about.
+pub(super) fn may_be_of(look_up: &LookUpRequest, named: &str) -> bool {
+    let is_it = |option: &String| product(option) == named;
+    look_up.options.is_empty() || look_up.options.iter().any(is_it)
 }
 
 /// The product of an option, whatever its price.

@@ -21,7 +21,6 @@ use store::esim_requests::Reading;
 
 use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
-    price,
     text::ProviderId,
 };
 use crate::rate::Rate;
@@ -143,14 +142,6 @@ pub struct LookUpRequest {
     /// How long after the record of an attempt its purchase may still arrive at the provider
     /// (`SETTLE`).
     pub arrives_within: Duration,
-}
-
-impl LookUpRequest {
-    /// Whether a purchase of this product may be the one that is asked about.
-    pub(super) fn may_be_of(&self, product: &str) -> bool {
-        let is_it = |option: &String| price::product(option) == product;
-        self.options.is_empty() || self.options.iter().any(is_it)
-    }
 }
 
 /// What the provider has sold us in one purchase.

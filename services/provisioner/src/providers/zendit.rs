@@ -285,7 +285,7 @@ impl Adapter for Zendit {
             return Ok(LookUpResponse::NotFound);
         };
         let named = filled(purchased.offer_id.as_ref());
-        if named.is_some_and(|offer| !look_up.may_be_of(offer)) {
+        if named.is_some_and(|offer| !price::may_be_of(look_up, offer)) {
             return Err(Trouble::not_understood("the purchase is of another offer"));
         }
         Ok(LookUpResponse::Found(vec![purchased.unit()?].into()))

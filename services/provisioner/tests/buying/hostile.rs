@@ -62,7 +62,7 @@ fn broken() -> Vec<Row> {
     let large = vec![b' '; 2 * RESPONSE_MAX];
     let chunks = head("transfer-encoding: chunked") + "20000\r\n";
     let chunked = [chunks.as_bytes(), &large, b"\r\n0\r\n\r\n"].concat();
-    let rows: [(&str, Vec<u8>); 27] = testkit::rows! {
+    let no_response: [(&str, Vec<u8>); 21] = testkit::rows! {
         "nothing" => Vec::new();
         "another protocol" => b"SSH-2.0-OpenSSH_9.9\r\n\r\n".into();
         "a TLS alert" => b"\x15\x03\x01\x00\x02\x02\x28".into();
@@ -81,19 +81,22 @@ fn broken() -> Vec<Row> {
         "a negative length" => head("content-length: -1").into();
         "two lengths" => head("content-length: 2\r\ncontent-length: 15").into();
         "a length beyond 64 bits" => head("content-length: 99999999999999999999").into();
-        "a length beyond the limit" => head("content-length: 9999999").into();
-        "a body beyond the limit" => http("200 OK", "", &large);
-        "chunks beyond the limit" => chunked;
         "a chunk without a size" => head("transfer-encoding: chunked\r\n\r\nxyz").into();
         "chunks that break off" => head("transfer-encoding: chunked\r\n\r\n5\r\n{").into();
         "interim responses only" => many("HTTP/1.1 102 Wait\r\n\r\n", 1_000);
+    };
+    let not_understood: [(&str, Vec<u8>); 6] = testkit::rows! {
+        "a length beyond the limit" => head("content-length: 9999999").into();
+        "a body beyond the limit" => http("200 OK", "", &large);
+        "chunks beyond the limit" => chunked;
         "another protocol, as asked"
             => b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n".into();
         "no content" => b"HTTP/1.1 204 No Content\r\n\r\n".into();
         "a compressed body" => http("200 OK", "content-encoding: gzip\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff");
     };
-    rows.map(|(name, response)| row(name, response, "unknown"))
-        .into()
+    let no_response = no_response.map(|(name, response)| row(name, response, "no_response"));
+    let not_understood = not_understood.map(|(name, response)| row(name, response, "unknown"));
+    [&no_response[..], &not_understood].concat()
 }
 
 /// Statuses, with a body that would be a rejection.
@@ -119,7 +122,6 @@ fn statuses() -> Vec<Row> {
         .collect();
     for body in [
         &br#"{"code":"0000","products":[]}"#[..],
-        br#"{"code":"9002"}"#,
         br#"{"code":"9999"}"#,
         b"<html>Not found</html>",
         b"",
@@ -127,6 +129,9 @@ fn statuses() -> Vec<Row> {
         let name = format!("404 with {}", String::from_utf8_lossy(body));
         rows.push(row(name, http("404 X", "", body), "unknown"));
     }
+    let cancelled = http("404 X", "", br#"{"code":"9002"}"#);
+    let name = "404 with code 9002".to_owned();
+    rows.push((name, cancelled, "unknown", "proves_nothing"));
     for wait in [
         "-1",
         "1e99",
@@ -246,7 +251,7 @@ fn edges() -> Vec<Row> {
         "bought before", ok(r#"{"code":"9003","products":[{}]}"#) => "unknown", "unknown";
         "bought before, without units", ok(r#"{"code":"9003"}"#) => "0 pending", "unknown";
         // These are codes of the sandbox, or of a cancellation, where they mean something else.
-        "cancelled already, or no such order", ok(r#"{"code":"9002"}"#) => "unknown", "unknown";
+        "cancelled already, or no such order", ok(r#"{"code":"9002"}"#) => "unknown", "proves_nothing";
         "failed, or out of stock", ok(r#"{"code":"9005"}"#) => "unknown", "unknown";
         "malformed at the sandbox", ok(r#"{"code":"9000"}"#) => "unknown", "unknown";
         "malformed", ok(r#"{"code":"9998"}"#) => "rejected", "unknown";
