@@ -39,8 +39,6 @@ mod times;
 mod transport;
 mod view;
 
-use std::time::Duration;
-
 use desk::operator::health::{
     Finding, FindingKind,
     life::{self, FindingWatch},
@@ -57,9 +55,6 @@ use serde_json::json;
 
 pub use self::{app::App, config::Config};
 
-/// How often the console looks whether the database responds, for its readiness.
-const LOOK: Duration = Duration::from_secs(5);
-
 /// Serves the pages until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let app = App::open(&config)?;
@@ -71,10 +66,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     shutdown.spawn(
-        "database",
-        watch(app.database().clone(), readiness, shutdown.clone()),
+        "findings",
+        watch_findings(app.database().clone(), readiness, shutdown.clone()),
     );
-    shutdown.spawn("findings", note(app.database().clone(), shutdown.clone()));
     if app.provider().is_some() {
         let app = app.clone();
         let look = async move {
@@ -102,41 +96,35 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.finished().await
 }
 
-/// Keeps the readiness up to date. A schema that does not serve this version ends the process, as
-/// it does for the other programs.
-async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
-    let mut ticks = shutdown.ticks(LOOK);
-    let mut away_since = None;
+/// Keeps the readiness and the record of what was wrong, so that both tell one beginning of one
+/// outage. Beside other consoles each thing is noted once. A schema that does not serve this
+/// version ends the process, as it does for the other programs.
+async fn watch_findings(
+    database: Database,
+    readiness: Readiness,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let mut findings = FindingWatch::default();
+    let mut ticks = shutdown.ticks(life::LOOK);
     while ticks.next().await {
         let checked = database.run(async |connection| schema::check(connection).await);
         match checked.await {
-            Ok(_) => {
-                away_since = None;
-                readiness.set_ready("database");
-            }
+            Ok(_) => readiness.set_ready("database"),
             Err(SchemaError::Store(error)) => {
-                let since = *away_since.get_or_insert_with(runtime::clock::now);
                 let why = error.to_string();
+                let since = findings.outage(runtime::clock::now(), &why);
                 let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
                 readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
+                continue;
             }
             Err(error) => return Err(error.into()),
         }
-    }
-    Ok(())
-}
-
-/// Keeps the record of what was wrong. Beside other consoles each thing is noted once, except an
-/// outage of PostgreSQL, of which each console notes what it saw itself.
-async fn note(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
-    let mut watch = FindingWatch::default();
-    let mut ticks = shutdown.ticks(life::LOOK);
-    while ticks.next().await {
-        let looked = database.run(async |connection| watch.look(connection).await);
-        if let Err(error) = looked.await {
-            // The readiness tells of it in the log.
-            tracing::debug!(%error, "cannot look what is wrong; trying again in some seconds");
-            watch.away(runtime::clock::now(), &error.to_string());
+        let update = database.run(async |connection| findings.update(connection).await);
+        if let Err(error) = update.await {
+            tracing::warn!(
+                %error,
+                "cannot examine what is wrong, so nothing is noted in the history; trying again in some seconds"
+            );
         }
     }
     Ok(())

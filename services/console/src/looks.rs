@@ -16,7 +16,7 @@ use accounts::partners;
 use desk::operator::{
     health::{
         self, HealthReport,
-        life::{self, FindingChange, FindingEvent},
+        life::{self, FindingEvent},
     },
     partners_lately::{self, PartnerActivity},
 };
@@ -360,10 +360,8 @@ fn bars(range: Range, figures: &[(OffsetDateTime, MeasureCounts)], now: OffsetDa
 }
 
 async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
-    let report = health::examine(&mut *connection, health::PARKED).await?;
-    let mut mended = life::events(&mut *connection, report.at - MENDED).await?;
-    mended.retain(|one| one.change == FindingChange::Mended);
-    mended.reverse();
+    let report = health::examine(&mut *connection).await?;
+    let mended = life::mended(&mut *connection, report.at - MENDED).await?;
     let now = Figures::read(&mut *connection, FigureSpan::Minute, MINUTES, true).await?;
     let actions = actions::list(&mut *connection, &ActionFilter::default(), ACTIONS).await?;
     let named = actions.iter().filter_map(|one| partner_of(&one.target));

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use desk::operator::health::{
     self, Finding, HealthReport,
     finding::{FindingOwner, Severity},
-    life::{self, FindingChange, FindingEvent, FindingWatch},
+    life::{self, FindingChange, FindingEvent, FindingUpdate, FindingWatch, TakeFrom, Taken},
     stages::StageProcesses,
     told::lasted,
     waiting::{Drain, QueueBacklog, WaitingQueue, WaitingWork},
@@ -56,9 +56,11 @@ pub const ATTENTION_EXAMPLES: &str = "Examples:
 
 First comes what needs somebody, the worst first, and then what ends by itself. Each has what is wrong, since when, who
 is affected and what to do; `run` is a command for when the cause is gone or known, and `see` the section of the runbook.
-Purchases that were parked for one reason at one provider are one matter; --json lists all of them.
+Purchases that were parked for one reason at one provider are one matter; --json lists them, the oldest 200 of all.
+`attention take` says who has a matter, and takes one that somebody else has with --take-over only.
 
-With --follow it prints a line when something opens, becomes worse or better, or is mended, until Ctrl-C or SIGTERM ends it.
+With --follow it prints a line when something opens, becomes worse or better, or is mended, until Ctrl-C or SIGTERM ends it,
+and notes it in the history as a console does, but for outages of PostgreSQL.
 An end is told a minute late, because what comes back within a minute was never mended. It works with and without a console.
 
 Exit status: 0 nobody is needed, 3 somebody is, 1 the database cannot be read.";
@@ -67,9 +69,10 @@ const TAKE_EXAMPLES: &str = "Examples:
   esimctl attention take stage_dead:provisioner
   esimctl attention take breaker_open:usimsa --for 4h --reason 'called them, ticket 7'
   esimctl attention take breaker_open:usimsa --for 0
+  esimctl attention take breaker_open:usimsa --take-over --reason 'bob sleeps'
 
 `attention`, `status` and the console show who has it, until when and why. Nothing else changes: it is as bad as before, and
-it ends when it is mended. Who takes it again has it from then on.";
+it ends when it is mended. What somebody else has is taken with --take-over only, and then they do not have it any more.";
 
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {
@@ -90,10 +93,6 @@ const NOW: i32 = 10;
 #[derive(Args, Clone, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Attention {
-    /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come
-    /// first
-    #[arg(long, default_value_t = health::PARKED, value_parser = clap::value_parser!(i64).range(1..=10_000))]
-    limit: i64,
     /// Print a line for each thing that opens, changes and is mended, until it is told to stop
     #[arg(long)]
     follow: bool,
@@ -116,6 +115,9 @@ struct TakeArgs {
     /// For how long; `0` lets it go
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = runtime::config::duration)]
     time: Duration,
+    /// Take it from whoever has it
+    #[arg(long)]
+    take_over: bool,
     #[command(flatten)]
     why: ReasonArgs,
 }
@@ -132,28 +134,48 @@ pub async fn attention(asked: &Attention, console: &Console) -> anyhow::Result<u
         }
         return Ok(0);
     }
-    let report = health::examine(&mut console.connect().await?, asked.limit).await?;
+    let report = health::examine(&mut console.connect().await?).await?;
     console.print(&findings_json(&report), || findings(&report, width()))?;
     Ok(exit_status(&report))
 }
 
 async fn take(asked: &TakeArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let until = runtime::clock::now() + asked.time;
     let key = &asked.key;
     let target = format!("finding {key}");
     let action = asked.why.action(domain::Command::FindingTake, &target);
-    ensure!(
-        life::take(&mut connection, key, until, None, action).await?,
-        "nothing that is wrong now has the name {key}; `esimctl attention` shows the names"
-    );
-    let taken = !asked.time.is_zero();
-    let until = taken.then(|| utc(until));
+    let from = if asked.take_over {
+        TakeFrom::Anybody
+    } else {
+        TakeFrom::Nobody
+    };
+    let (until, before) = match life::take(&mut connection, key, asked.time, from, action).await? {
+        Taken::Yours { until, before } => (until, before),
+        Taken::Theirs(theirs) => bail!(
+            "nothing was changed: {key} is with {}; ask them, or take it with --take-over",
+            owner(&theirs)
+        ),
+        Taken::JustTaken => bail!(
+            "nothing was changed: somebody has just taken {key}; `esimctl attention` shows who"
+        ),
+        Taken::Unknown => bail!(
+            "nothing that is wrong now has the name {key}; `esimctl attention` shows the names"
+        ),
+    };
+    let until = (!asked.time.is_zero()).then(|| utc(until));
     console.print(
-        &json!({ "name": key, "taken_until": until }),
-        || match &until {
-            Some(until) => format!("{key} is yours until {until}, and everybody sees it"),
-            None => format!("nobody has {key} any more"),
+        &json!({ "name": key, "taken_until": until, "taken_from": before }),
+        || {
+            let before = before
+                .as_ref()
+                .map(|before| format!("; {} had it", owner(before)));
+            let before = before.unwrap_or_default();
+            match &until {
+                Some(until) => {
+                    format!("{key} is yours until {until}, and everybody sees it{before}")
+                }
+                None => format!("nobody has {key} any more{before}"),
+            }
         },
     )
 }
@@ -163,8 +185,7 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
     let mut watch = FindingWatch::default();
     let mut connection = console.connect().await?;
     // What this notes now is told as what is open.
-    watch.look(&mut connection).await?;
-    let report = health::examine(&mut connection, health::PARKED).await?;
+    let FindingUpdate { report, noted } = watch.update(&mut connection).await?;
     for one in &report.findings {
         let told = one.told();
         let key = one.kind.key();
@@ -181,7 +202,7 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
             )
         })?;
     }
-    let mut printed: Vec<FindingEvent> = Vec::new();
+    let mut printed: Vec<FindingEvent> = noted;
     let mut since = report.at;
     loop {
         match changes(&mut connection, &mut watch, since).await {
@@ -195,7 +216,7 @@ async fn follow(console: &Console) -> anyhow::Result<()> {
                 // What commits late has an earlier time.
                 since = printed
                     .last()
-                    .map_or(since, |last| last.at - life::SAME)
+                    .map_or(since, |last| last.at - life::MENDED_AFTER)
                     .max(since);
                 printed.retain(|one| one.at >= since);
             }
@@ -219,7 +240,7 @@ async fn changes(
     watch: &mut FindingWatch,
     since: OffsetDateTime,
 ) -> pg::Result<Vec<FindingEvent>> {
-    watch.look(&mut *connection).await?;
+    watch.update(&mut *connection).await?;
     life::events(connection, since).await
 }
 
@@ -373,12 +394,12 @@ struct Shown<'a> {
 
 pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let first = health::examine(&mut connection, health::PARKED).await?;
+    let first = health::examine(&mut connection).await?;
     let (report, earlier) = if asked.over.is_zero() {
         (first, None)
     } else {
         tokio::time::sleep(asked.over).await;
-        let second = health::examine(&mut connection, health::PARKED).await?;
+        let second = health::examine(&mut connection).await?;
         (second, Some(first.waiting))
     };
     let (span, spans) = match asked.minutes {

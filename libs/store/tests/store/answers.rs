@@ -42,7 +42,7 @@ async fn looked(bench: &Bench) -> HealthReport {
         )
         .await;
     let mut console = bench.as_role("console").await;
-    health::examine(&mut console, 10).await.unwrap()
+    health::examine(&mut console).await.unwrap()
 }
 
 fn failing(report: &HealthReport) -> Vec<&Finding> {

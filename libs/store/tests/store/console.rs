@@ -451,7 +451,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
              FROM unnest('{ingress,provisioner,notifier}'::text[]) AS stage",
         )
         .await;
-    let report = health::examine(&mut console, 10).await.unwrap();
+    let report = health::examine(&mut console).await.unwrap();
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     let verdict = report.verdict();
     assert!(
@@ -491,7 +491,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
     bench.set(hold, partner).await;
 
-    let report = health::examine(&mut console, 10).await.unwrap();
+    let report = health::examine(&mut console).await.unwrap();
     assert_eq!(
         report.verdict(),
         "3 things are wrong, and 1 more ends by itself."
@@ -528,7 +528,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     assert!(told.what.starts_with(&begin), "{told:?}");
     // One that failed calls have opened tests itself, so nobody is asked to close it.
     bench.sql("UPDATE providers SET openings = 1").await;
-    let report = health::examine(&mut console, 10).await.unwrap();
+    let report = health::examine(&mut console).await.unwrap();
     let told = report.findings[3].told();
     assert!(!told.needs_person && told.command.is_none(), "{told:?}");
     assert!(

@@ -20,7 +20,7 @@ use crate::bench::{Bench, PROVIDER, bought_pending, parked, placement};
 /// What is found by a look at the whole system, by the role of the console.
 async fn found(bench: &Bench, is_wanted: impl Fn(&FindingKind) -> bool) -> Option<Finding> {
     let mut console = bench.as_role("console").await;
-    let report = health::examine(&mut console, 10).await.unwrap();
+    let report = health::examine(&mut console).await.unwrap();
     report.findings.into_iter().find(|one| is_wanted(&one.kind))
 }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use desk::operator::health::{
+    self,
     finding::Severity,
-    life::{self, FindingChange, FindingEvent, FindingWatch},
+    life::{self, FindingChange, FindingEvent, FindingWatch, TakeFrom, Taken},
 };
 use store::history;
 use time::OffsetDateTime;
@@ -28,7 +29,7 @@ const DIES: &str = "UPDATE pulses SET at = now() - interval '12 s' WHERE stage =
 
 async fn look(bench: &Bench, role: &str, watch: &mut FindingWatch) -> Vec<FindingEvent> {
     let mut connection = bench.as_role(role).await;
-    watch.look(&mut connection).await.unwrap()
+    watch.update(&mut connection).await.unwrap().noted
 }
 
 fn changes(events: &[FindingEvent]) -> Vec<(FindingChange, &str)> {
@@ -94,4 +95,83 @@ async fn what_was_wrong_is_noted_once_and_kept() {
         .sql("UPDATE walks SET days = 365 WHERE name = 'audit'")
         .await;
     assert_eq!(history::forget(&mut notifier, 100).await.unwrap(), 2);
+}
+
+/// Several consoles see one outage of PostgreSQL, each a little differently.
+#[tokio::test]
+async fn one_outage_is_noted_once_by_all_who_saw_it() {
+    let bench = Bench::new().await;
+    pulses(&bench, -60).await;
+    let now = runtime::clock::now();
+    let mut noted = Vec::new();
+    for seconds in [40, 38, 25] {
+        let mut watch = FindingWatch::default();
+        watch.outage(now - Duration::from_secs(seconds), "connection refused");
+        noted.extend(look(&bench, "console", &mut watch).await);
+        assert_eq!(look(&bench, "console", &mut watch).await, []);
+    }
+    let expected = [FindingChange::Opened, FindingChange::Mended].map(|it| (it, "database_down"));
+    assert_eq!(changes(&noted), expected);
+    // The next one is another one.
+    bench
+        .sql(
+            "UPDATE history SET at = at - interval '1 h', before = jsonb_set(before, '{until}', to_jsonb(now() - interval '1 h'))",
+        )
+        .await;
+    let mut watch = FindingWatch::default();
+    watch.outage(now - Duration::from_secs(30), "connection refused");
+    assert_eq!(
+        changes(&look(&bench, "console", &mut watch).await),
+        expected
+    );
+}
+
+/// Many endpoints hide neither what stopped orders nor that a matter is over.
+#[tokio::test]
+async fn a_night_of_many_endpoints_hides_nothing() {
+    let bench = Bench::new().await;
+    pulses(&bench, -60).await;
+    let mut watch = FindingWatch::new(Duration::ZERO);
+    bench.sql(DIES).await;
+    assert_eq!(look(&bench, "console", &mut watch).await.len(), 1);
+    let action = |name| pg::actions::Action {
+        actor: pg::actions::Actor::esimctl(name),
+        command: domain::Command::FindingTake,
+        target: "finding stage_dead:provisioner",
+        reason: "",
+    };
+    let mut operator = bench.as_role("operator").await;
+    let hour = Duration::from_hours(1);
+    let mut take = async |name, from| {
+        life::take(&mut operator, PROVISIONER, hour, from, action(name))
+            .await
+            .unwrap()
+    };
+    let taken = take("ana", TakeFrom::Nobody).await;
+    assert!(matches!(taken, Taken::Yours { before: None, .. }));
+    let taken = take("bob", TakeFrom::Nobody).await;
+    assert!(matches!(taken, Taken::Theirs(ana) if ana.by == "ana"));
+    let taken = take("ana", TakeFrom::Nobody).await;
+    assert!(matches!(taken, Taken::Yours { before: None, .. }));
+    let taken = take("bob", TakeFrom::Anybody).await;
+    assert!(matches!(taken, Taken::Yours { before: Some(ana), .. } if ana.by == "ana"));
+
+    pulses(&bench, -60).await;
+    assert_eq!(look(&bench, "console", &mut watch).await.len(), 1);
+    bench
+        .sql(
+            "INSERT INTO history (provider, kind, reason, detail, before)
+               SELECT '', 'finding_mended', 'blocked:' || n, 'an endpoint was blocked',
+                      jsonb_build_object('severity', 'mends', 'was', '', 'since', now(), 'until', now(), 'at_latest', false)
+               FROM generate_series(1, 600) n",
+        )
+        .await;
+    let mut console = bench.as_role("console").await;
+    let since = runtime::clock::now() - hour;
+    let mended = life::mended(&mut console, since).await.unwrap();
+    assert_eq!(mended.len(), 500);
+    assert!(mended.iter().any(|one| one.key == PROVISIONER));
+    bench.sql(DIES).await;
+    let report = health::examine(&mut console).await.unwrap();
+    assert_eq!(report.findings[0].taken, None, "the former one is over");
 }

@@ -411,7 +411,7 @@ async fn while_a_stage_is_dead_everybody_is_told_that_the_order_waits_for_us() {
     };
     let lives = "UPDATE pulses SET at = now() + interval '1 hour'";
     let findings = async || {
-        let report = health::examine(&mut *bench.connection().await, 10).await;
+        let report = health::examine(&mut *bench.connection().await).await;
         let report = report.unwrap();
         report
             .needed()
@@ -480,7 +480,7 @@ async fn what_takes_much_longer_than_before_is_found_with_since_when() {
             .unwrap();
     };
     let slow = async || {
-        let report = health::examine(&mut *bench.connection().await, 10).await;
+        let report = health::examine(&mut *bench.connection().await).await;
         let report = report.unwrap();
         let mut all = report.findings.into_iter();
         all.find(|one| matches!(one.kind, FindingKind::Slow { .. }))

@@ -8,7 +8,10 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::seen_at,
     give_backs,
-    health::{self, Finding, FindingKind, life},
+    health::{
+        self, Finding, FindingKind,
+        life::{self, TakeFrom, Taken},
+    },
     placements,
 };
 use domain::Command;
@@ -32,9 +35,6 @@ use crate::{
     times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
-
-/// The most parked placements, and the most parked give-backs, of the page.
-const MOST: i64 = 200;
 
 #[derive(Template)]
 #[template(path = "needs.html")]
@@ -99,7 +99,7 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let session = &visit.session;
-    let read = async |connection: &mut PgConnection| health::examine(connection, MOST).await;
+    let read = async |connection: &mut PgConnection| health::examine(connection).await;
     let report = app.database().run(read).await?;
     page(&Page {
         shell: Shell::new(&app, session, "/needs", "Needs a person"),
@@ -113,7 +113,7 @@ pub(crate) async fn show(
             .mending()
             .map(|one| matter(one, session, report.at))
             .collect(),
-        most: MOST,
+        most: health::PARKED,
     })
 }
 
@@ -245,13 +245,19 @@ pub(crate) async fn take(
     let action = act.action(Command::FindingTake, &target, act.fields.reason()?);
     let asked = act.fields.get("for").unwrap_or("1h");
     let time = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
-    let until = runtime::clock::now() + time;
-    let seen = act.fields.get("seen");
-    let taken = app
-        .database()
-        .run(async |connection| life::take(connection, &key, until, seen, action).await);
-    if !taken.await? {
-        return Err(act.changed("somebody else has it, or it is mended"));
+    // Whoever acts was shown who has it.
+    let from = act
+        .fields
+        .get("seen")
+        .map_or(TakeFrom::Nobody, TakeFrom::AsSeen);
+    let take = async |connection: &mut PgConnection| {
+        life::take(connection, &key, time, from, action).await
+    };
+    match app.database().run(take).await? {
+        Taken::Yours { .. } => {}
+        Taken::Theirs(owner) => return Err(act.changed(&format!("{} has it", owner.by))),
+        Taken::JustTaken => return Err(act.changed("somebody has just taken it")),
+        Taken::Unknown => return Err(act.changed("it is mended")),
     }
     Ok(act.done(
         &app,

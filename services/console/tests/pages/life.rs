@@ -35,7 +35,7 @@ async fn what_was_wrong_is_noted_without_a_page_and_stays_on_the_overview() {
     .await
     .unwrap();
     let mut watch = FindingWatch::new(Duration::ZERO);
-    let mended = watch.look(&mut connection).await.unwrap();
+    let mended = watch.update(&mut connection).await.unwrap().noted;
     assert_eq!(mended.len(), 1, "{mended:?}");
     wait::soon("the overview to tell it", async || {
         let page = text(&mut browser, "/").await;

@@ -13,14 +13,11 @@ use crate::doctor::{
     line::{self, Area, Line, Lines},
 };
 
-/// The most parked purchases, and parked give-backs, that are read.
-const MOST: i64 = 100;
-
 pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Vec<Line>) {
     if command.wants(Area::Work) {
         proved(connection, &mut Lines::of(Area::Work, lines)).await;
     }
-    let report = health::examine(connection, MOST).await;
+    let report = health::examine(connection).await;
     for area in [Area::Stages, Area::Work] {
         if !command.wants(area) {
             continue;

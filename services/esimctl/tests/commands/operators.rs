@@ -277,6 +277,16 @@ async fn what_opens_and_is_mended_is_followed_and_somebody_has_it() {
         "ticket 7",
     ];
     operator.run(&take).await.says("is yours until ");
+    // Nobody takes it from somebody without saying so.
+    let other = [&take[..3], &["--operator", "bob"]].concat();
+    operator
+        .run(&other)
+        .await
+        .fails(1, "ticket 7; ask them, or take it with --take-over");
+    let over = [&other[..], &["--take-over"]].concat();
+    operator.run(&over).await.says("ticket 7 had it");
+    let again = [&take[..], &["--take-over"]].concat();
+    operator.run(&again).await.says("; bob until ");
     let listed = attention(&operator).await;
     let finding = &listed["needs_person"][0];
     assert_eq!(finding["key"], PROVISIONER);
@@ -297,7 +307,8 @@ async fn what_opens_and_is_mended_is_followed_and_somebody_has_it() {
     every_stage_runs(&mut connection).await;
     // A process that does not wait for a minute notes the end.
     let mut watch = FindingWatch::new(Duration::ZERO);
-    assert_eq!(watch.look(&mut connection).await.unwrap().len(), 1);
+    let noted = watch.update(&mut connection).await.unwrap().noted;
+    assert_eq!(noted.len(), 1, "{noted:?}");
     let mended = next(&mut lines).await;
     assert_eq!(
         (&mended["change"], &mended["key"]),

@@ -22,7 +22,8 @@ use uuid::Uuid;
 use super::{
     answers::{self, OrdersLately},
     finding::{
-        AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, VERY_LATE,
+        AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, Matter,
+        VERY_LATE,
     },
     owner,
     session::{self, ExaminedSession},
@@ -47,8 +48,17 @@ const STANDBY_LAGS: Duration = Duration::from_mins(1);
 const NATS_AWAY: Duration = Duration::from_secs(3);
 const RETENTION_LATE: Duration = Duration::from_hours(24);
 
-/// The most parked purchases, and parked give-backs, that a look reads which shows no list of them.
-pub const PARKED: i64 = 100;
+/// The most parked purchases, and the most parked give-backs, that an examination reads, the oldest
+/// ones. It is one number for all who look, because the names of findings follow from what is read.
+pub const PARKED: i64 = 200;
+
+/// What [`of_server`] finds only for a role that may see the statistics of others.
+const OF_STATISTICS: [Matter; 4] = [
+    Matter::LongTransaction,
+    Matter::ArchiveLags,
+    Matter::StandbyMissing,
+    Matter::StandbyLags,
+];
 
 /// What an examination has found.
 #[derive(Clone, Debug)]
@@ -65,12 +75,22 @@ pub struct HealthReport {
     pub orders: OrdersLately,
     /// What is wrong, the worst first.
     pub findings: Vec<Finding>,
+    /// What this role may not see, so that nothing is known of it.
+    pub unseen: Vec<Matter>,
 }
 
 impl HealthReport {
     /// What somebody has to do something about.
     pub fn needed(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|one| one.needs_person())
+    }
+
+    /// Whether this examination finds what is called so, if it is wrong. Another role may see more,
+    /// and a newer version knows more.
+    pub(super) fn could_find(&self, key: &str) -> bool {
+        let matter = key.split(':').next().unwrap_or_default();
+        let matter: Result<Matter, _> = matter.parse();
+        matter.is_ok_and(|matter| !self.unseen.contains(&matter))
     }
 
     /// What ends by itself.
@@ -109,13 +129,17 @@ impl HealthReport {
     }
 }
 
-/// Examines the system. At most `most` parked purchases and as many parked give-backs are read, the
-/// oldest ones.
-pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthReport> {
+/// Examines the system.
+pub async fn examine(connection: &mut PgConnection) -> Result<HealthReport> {
     let mut findings = Vec::new();
     let session = session::session(&mut *connection).await?;
     let server = server::server(&mut *connection).await?;
     of_server(&session, &server, &mut findings);
+    let unseen = if session.sees_statistics {
+        Vec::new()
+    } else {
+        OF_STATISTICS.to_vec()
+    };
     // Reading goes on when nothing can be written any more.
     if let Err(error) = server::find_room(&mut *connection).await {
         let why = error.to_string();
@@ -159,7 +183,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
     }
     slow::find(&mut *connection, waiting.at, &mut findings).await?;
     of_lanes(connection, &mut findings).await?;
-    parked(connection, most, &backlogs, &mut findings).await?;
+    parked(connection, &backlogs, &mut findings).await?;
     let endpoints = endpoints::noted(&mut *connection).await?;
     let paused = paused_since(&mut *connection, &endpoints).await?;
     for endpoint in &endpoints {
@@ -194,6 +218,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthR
         endpoints,
         orders,
         findings,
+        unseen,
     })
 }
 
@@ -438,13 +463,12 @@ async fn of_lanes(connection: &mut PgConnection, findings: &mut Vec<Finding>) ->
 /// purchases it has stopped.
 async fn parked(
     connection: &mut PgConnection,
-    most: i64,
     backlogs: &[providers::ProviderBacklog],
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     let state = Some(domain::PlacementState::Parked);
     let mut matters: BTreeMap<_, Vec<placements::ListedPlacement>> = BTreeMap::new();
-    let listed = placements::list(&mut *connection, state, None, most).await?;
+    let listed = placements::list(&mut *connection, state, None, PARKED).await?;
     for one in listed.after_flush(connection).await? {
         let matter = (one.provider.clone(), one.reason.told());
         matters.entry(matter).or_default().push(one);
@@ -479,7 +503,7 @@ async fn parked(
         Finding::new(kind, since)
     }));
     let mut by_provider: BTreeMap<String, Vec<give_backs::ListedGiveBack>> = BTreeMap::new();
-    for one in give_backs::list(connection, None, most).await? {
+    for one in give_backs::list(connection, None, PARKED).await? {
         by_provider
             .entry(one.provider.clone())
             .or_default()

@@ -167,7 +167,14 @@ pub enum DurabilitySetting {
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[strum_discriminants(
     name(Matter),
-    derive(PartialOrd, Ord, Hash, strum::EnumIter, strum::IntoStaticStr),
+    derive(
+        PartialOrd,
+        Ord,
+        Hash,
+        strum::EnumIter,
+        strum::EnumString,
+        strum::IntoStaticStr
+    ),
     strum(serialize_all = "snake_case")
 )]
 pub enum FindingKind {

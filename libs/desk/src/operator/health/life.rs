@@ -4,13 +4,14 @@
 //! [`LOOK`] and notes in the history what has changed since the look before, so that a fault of the
 //! night is still told in the morning. The console keeps one running, whether or not somebody looks
 //! at its pages, and `esimctl attention --follow` another one. Several of them agree, because they
-//! note under one lock what the history does not say yet.
+//! note under one lock what the history does not say yet, and because each ends only what it could
+//! have found itself.
 //!
 //! Somebody may [take](take) a finding: all see who has it until when, and nothing else changes.
 //! That is a recorded act, which ends with the finding.
 //!
 //! A finding is the same one as long as its [key](FindingKind::key) is found. One that comes back
-//! within [`SAME`] was never mended, so what flickers is one finding.
+//! within [`MENDED_AFTER`] was never mended, so what flickers is one finding.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ use domain::Command;
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
-    transaction,
+    rfc3339, transaction,
 };
 use serde_json::json;
 use sqlx::PgConnection;
@@ -29,31 +30,31 @@ use time::OffsetDateTime;
 
 use super::{
     examine::{self, HealthReport},
-    finding::{Finding, FindingKind},
+    finding::{Finding, FindingKind, FindingOwner},
     record::{self, NewEvent},
 };
 
-pub use super::record::{FindingChange, FindingEvent, FindingSpan, events};
+pub use super::record::{FindingChange, FindingEvent, FindingSpan, events, mended};
 
 /// The time between two looks, and so how much later than it began or ended something is noted.
-pub const LOOK: Duration = Duration::from_secs(10);
+pub const LOOK: Duration = Duration::from_secs(5);
 /// A finding that returns within this time was never mended.
-pub const SAME: Duration = Duration::from_mins(1);
+pub const MENDED_AFTER: Duration = Duration::from_mins(1);
 /// A look that came this late has not seen when something ended.
 const LATE: Duration = Duration::from_secs(20);
 /// An outage of PostgreSQL is noted if at least this long passed between the first look that failed
-/// and the next one that succeeded. It is longer than [`LOOK`], because one failed look is no
-/// outage.
-const AWAY: Duration = Duration::from_secs(15);
+/// and the next one that succeeded. It is longer than two of [`LOOK`], because a failed look or two
+/// are no outage.
+pub const OUTAGE: Duration = Duration::from_secs(15);
 /// Held while events are noted, so that several processes note each of them once. The number stands
 /// for nothing else.
-const LOCK: i64 = 0x6669_6e64;
+pub(super) const LOCK: i64 = 0x6669_6e64;
 
 /// What a process remembers between its looks.
 #[derive(Clone, Debug)]
 pub struct FindingWatch {
-    /// What returns within this time was never mended.
-    same: Duration,
+    /// What comes back within this time was never mended.
+    mended_after: Duration,
     /// What the history says is open.
     open: BTreeMap<String, FindingSpan>,
     /// The last look, up to which the history was read, and what it has found.
@@ -61,8 +62,24 @@ pub struct FindingWatch {
     seen: BTreeSet<String>,
     /// What is open and was not found, perhaps for a moment only.
     gone: BTreeMap<String, Gone>,
-    /// Since when this process could not look, and why.
-    away: Option<(OffsetDateTime, String)>,
+    /// The outage of PostgreSQL that this process has seen and that is not noted yet.
+    outage: Option<Outage>,
+}
+
+/// A time in which PostgreSQL could not be read.
+#[derive(Clone, Debug)]
+struct Outage {
+    since: OffsetDateTime,
+    why: String,
+    /// The first look that could read it again.
+    until: Option<OffsetDateTime>,
+}
+
+/// What one look has found, and what it has noted.
+#[derive(Debug)]
+pub struct FindingUpdate {
+    pub report: HealthReport,
+    pub noted: Vec<FindingEvent>,
 }
 
 /// The first look that did not find something.
@@ -75,27 +92,31 @@ struct Gone {
 
 impl Default for FindingWatch {
     fn default() -> Self {
-        Self::new(SAME)
+        Self::new(MENDED_AFTER)
     }
 }
 
 impl FindingWatch {
-    /// Another time than [`SAME`] is for tests, which cannot wait for a minute.
-    pub fn new(same: Duration) -> Self {
+    /// Another time than [`MENDED_AFTER`] is for tests, which cannot wait for a minute.
+    pub fn new(mended_after: Duration) -> Self {
         Self {
-            same,
+            mended_after,
             open: BTreeMap::new(),
             looked_at: None,
             seen: BTreeSet::new(),
             gone: BTreeMap::new(),
-            away: None,
+            outage: None,
         }
     }
 
-    /// Looks, and notes what has opened, changed or been mended since. Returns what it has noted.
-    pub async fn look(&mut self, connection: &mut PgConnection) -> Result<Vec<FindingEvent>> {
-        let report = examine::examine(&mut *connection, examine::PARKED).await?;
-        let from = self.looked_at.map(|at| at - SAME);
+    /// Examines the system, and notes what has opened, changed or been mended since the look
+    /// before.
+    pub async fn update(&mut self, connection: &mut PgConnection) -> Result<FindingUpdate> {
+        let report = examine::examine(&mut *connection).await?;
+        if let Some(outage) = &mut self.outage {
+            outage.until.get_or_insert(report.at);
+        }
+        let from = self.looked_at.map(|at| at - MENDED_AFTER);
         let noted: Result<Option<(Self, Vec<FindingEvent>)>> =
             transaction!(connection, "findings::note", |transaction| {
                 let lock = sqlx::query_scalar!(
@@ -108,6 +129,7 @@ impl FindingWatch {
                 }
                 let mut watch = self.clone();
                 watch.read(&mut *transaction, from).await?;
+                watch.skip_noted_outage(&mut *transaction).await?;
                 let events = watch.step(&report);
                 let mut noted = Vec::with_capacity(events.len());
                 for event in events {
@@ -115,18 +137,46 @@ impl FindingWatch {
                 }
                 Ok(TransactionEnd::Commit(Some((watch, noted))))
             });
-        Ok(match noted? {
+        let noted = match noted? {
             None => Vec::new(),
             Some((watch, noted)) => {
                 *self = watch;
                 noted
             }
-        })
+        };
+        Ok(FindingUpdate { report, noted })
     }
 
-    /// Remembers that this process cannot look. Once it can again, that is noted, if it lasted.
-    pub fn away(&mut self, now: OffsetDateTime, why: &str) {
-        self.away.get_or_insert_with(|| (now, why.to_owned()));
+    /// Remembers that PostgreSQL cannot be read, and returns since when. Once it can be again, that
+    /// is noted, if it lasted.
+    pub fn outage(&mut self, now: OffsetDateTime, why: &str) -> OffsetDateTime {
+        let outage = self.outage.get_or_insert_with(|| Outage {
+            since: now,
+            why: why.to_owned(),
+            until: None,
+        });
+        outage.until = None;
+        outage.since
+    }
+
+    /// Forgets an outage that another process has seen, too, and has noted already.
+    async fn skip_noted_outage(&mut self, connection: &mut PgConnection) -> Result<()> {
+        let Some(outage) = &self.outage else {
+            return Ok(());
+        };
+        let query = sqlx::query_scalar!(
+            r#"SELECT EXISTS (
+                   SELECT FROM history
+                   WHERE provider = '' AND order_id IS NULL AND at >= $1 AND kind = $2 AND reason = $3
+                     AND (before ->> 'until')::timestamptz >= $1) AS "noted!""#,
+            outage.since,
+            FindingChange::Mended.as_str(),
+            database_down(outage).kind.key(),
+        );
+        if query.fetch_one(connection).await? {
+            self.outage = None;
+        }
+        Ok(())
     }
 
     /// Reads what the history says is open, or what it says anew since a time.
@@ -139,6 +189,7 @@ impl FindingWatch {
             r#"SELECT DISTINCT ON (reason) reason AS "key!", kind, coalesce(after, before)::text AS span
                FROM history
                WHERE provider = '' AND order_id IS NULL AND at >= coalesce($1, '-infinity'::timestamptz)
+                 AND kind NOT IN ('finding_alert', 'finding_alerted')
                ORDER BY reason, at DESC, kind = 'finding_mended' DESC"#,
             from,
         );
@@ -160,23 +211,24 @@ impl FindingWatch {
     fn step(&mut self, report: &HealthReport) -> Vec<NewEvent> {
         let now = report.at;
         let looked_lately = self.looked_at.is_some_and(|at| now - at <= LATE);
-        let mut events = self.returned(now);
+        let mut events = self.outage_over();
         let mut found = BTreeSet::new();
         for one in &report.findings {
             let key = one.kind.key();
             // Of two with one key the worse one comes first.
             if found.insert(key.clone()) {
-                events.extend(self.found(key, one, now));
+                events.extend(self.note_found(key, one, now));
             }
         }
-        let missing = self.open.keys().filter(|key| !found.contains(*key));
+        let is_missing = |key: &&String| !found.contains(*key) && report.could_find(key);
+        let missing = self.open.keys().filter(is_missing);
         let missing: Vec<String> = missing.cloned().collect();
         self.gone.retain(|key, _| missing.contains(key));
         for key in missing {
             let was_seen = looked_lately && self.seen.contains(&key);
             let gone = Gone { at: now, was_seen };
             let gone = *self.gone.entry(key.clone()).or_insert(gone);
-            if now - gone.at >= self.same
+            if now - gone.at >= self.mended_after
                 && let Some(span) = self.open.remove(&key)
             {
                 self.gone.remove(&key);
@@ -197,7 +249,7 @@ impl FindingWatch {
         events
     }
 
-    fn found(&mut self, key: String, one: &Finding, now: OffsetDateTime) -> Option<NewEvent> {
+    fn note_found(&mut self, key: String, one: &Finding, now: OffsetDateTime) -> Option<NewEvent> {
         let severity = one.severity();
         let change = match self.open.get(&key) {
             None => FindingChange::Opened,
@@ -224,20 +276,22 @@ impl FindingWatch {
 
     /// PostgreSQL could not be read, and can be again: that has opened and was mended. One failed
     /// look is no outage.
-    fn returned(&mut self, now: OffsetDateTime) -> Vec<NewEvent> {
-        let away = self.away.take();
-        let Some((since, why)) = away.filter(|(since, _)| now - *since >= AWAY) else {
+    fn outage_over(&mut self) -> Vec<NewEvent> {
+        let Some(outage) = self.outage.take() else {
             return Vec::new();
         };
-        let one = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
+        let Some(until) = outage.until.filter(|until| *until - outage.since >= OUTAGE) else {
+            return Vec::new();
+        };
+        let one = database_down(&outage);
         let key = one.kind.key();
-        let opened = self.found(key.clone(), &one, now);
+        let opened = self.note_found(key.clone(), &one, until);
         let mended = self.open.remove(&key).map(|span| NewEvent {
             change: FindingChange::Mended,
             key,
             what: span.was.clone(),
             span: FindingSpan {
-                until: Some(now),
+                until: Some(until),
                 ..span
             },
         });
@@ -245,21 +299,62 @@ impl FindingWatch {
     }
 }
 
-/// Takes what is found now under this key until a time; a time that has passed lets it go. Whoever
-/// acts has seen it at `seen`, if that is known. Returns whether it is found and nobody has taken
-/// it since.
+fn database_down(outage: &Outage) -> Finding {
+    let why = outage.why.clone();
+    Finding::new(FindingKind::DatabaseDown { why }, Some(outage.since))
+}
+
+/// From whom a finding may be taken.
+#[derive(Clone, Copy, Debug)]
+pub enum TakeFrom<'a> {
+    /// Only what nobody else has.
+    Nobody,
+    /// Whoever was shown to have it at this time, as [`rfc3339`] writes it.
+    AsSeen(&'a str),
+    /// Whoever has it.
+    Anybody,
+}
+
+/// What became of the wish to take a finding.
+#[derive(Clone, Debug)]
+pub enum Taken {
+    Yours {
+        until: OffsetDateTime,
+        /// Who else had it until now.
+        before: Option<FindingOwner>,
+    },
+    /// Somebody else has it.
+    Theirs(FindingOwner),
+    /// Somebody has taken it just now, after what was shown.
+    JustTaken,
+    /// Nothing of this name is wrong now.
+    Unknown,
+}
+
+/// Takes what is found now under this key for a time, which begins at the time of the database; no
+/// time lets it go.
 pub async fn take(
     connection: &mut PgConnection,
     key: &str,
-    until: OffsetDateTime,
-    seen: Option<&str>,
+    time: Duration,
+    from: TakeFrom<'_>,
     action: Action<'_>,
-) -> Result<bool> {
-    let report = examine::examine(&mut *connection, examine::PARKED).await?;
-    if report.findings.iter().all(|one| one.kind.key() != key) {
-        return Ok(false);
-    }
-    let taken = async |transaction: &mut Transaction<'_>| {
+) -> Result<Taken> {
+    let report = examine::examine(&mut *connection).await?;
+    let mut findings = report.findings.into_iter();
+    let Some(found) = findings.find(|one| one.kind.key() == key) else {
+        return Ok(Taken::Unknown);
+    };
+    let before = found.taken.filter(|one| one.by != action.actor.name);
+    let examined_at = rfc3339(report.at);
+    let seen = match (from, &before) {
+        (TakeFrom::Nobody, Some(owner)) => return Ok(Taken::Theirs(owner.clone())),
+        (TakeFrom::Nobody, None) => Some(examined_at.as_str()),
+        (TakeFrom::AsSeen(seen), _) => Some(seen),
+        (TakeFrom::Anybody, _) => None,
+    };
+    let until = report.at + time;
+    let take = async |transaction: &mut Transaction<'_>| {
         // Of two who take it at once, one waits and sees that the other one has it.
         sqlx::query!("SELECT pg_advisory_xact_lock($1)", LOCK)
             .execute(&mut **transaction)
@@ -270,11 +365,11 @@ pub async fn take(
         {
             return Ok(None);
         }
-        let after = json!({ "until": pg::rfc3339(until) });
+        let after = json!({ "until": rfc3339(until) });
         Ok(Some(((), ActionChange::created(after))))
     };
-    let taken = actions::recorded(connection, action, taken).await?;
-    Ok(taken.is_some())
+    let taken = actions::recorded(connection, action, take).await?;
+    Ok(taken.map_or(Taken::JustTaken, |()| Taken::Yours { until, before }))
 }
 
 #[cfg(test)]
@@ -293,10 +388,11 @@ mod tests {
     /// What a look at this second changes that finds these.
     fn look(watch: &mut FindingWatch, second: i64, found: &[&Finding]) -> Vec<NewEvent> {
         let found = found.iter().map(|one| (*one).clone()).collect();
-        watch.step(&samples::report(
-            AT + time::Duration::seconds(second),
-            found,
-        ))
+        let at = AT + time::Duration::seconds(second);
+        if let Some(outage) = &mut watch.outage {
+            outage.until = Some(at);
+        }
+        watch.step(&samples::report(at, found))
     }
 
     fn changes(events: &[NewEvent]) -> Vec<FindingChange> {
@@ -349,8 +445,9 @@ mod tests {
     #[test]
     fn an_outage_of_the_database_is_told_once_it_is_over() {
         let mut watch = FindingWatch::default();
-        watch.away(AT, "no route to host");
-        watch.away(AT + LOOK, "another error");
+        watch.outage(AT, "no route to host");
+        let since = watch.outage(AT + LOOK, "another error");
+        assert_eq!(since, AT);
         let noted = look(&mut watch, 44, &[]);
         assert_eq!(
             changes(&noted),
@@ -359,8 +456,31 @@ mod tests {
         assert!(noted[0].what.contains("no route to host"), "{noted:?}");
         assert_eq!(noted[1].span.since, AT);
         assert_eq!(look(&mut watch, 54, &[]), []);
-        watch.away(AT + time::Duration::seconds(64), "one look");
+        watch.outage(AT + time::Duration::seconds(64), "one look");
         assert_eq!(look(&mut watch, 74, &[]), []);
+    }
+
+    /// A role may see less than another one, and an older version knows less.
+    #[test]
+    fn what_this_process_cannot_find_it_does_not_end() {
+        let mut watch = FindingWatch::new(Duration::ZERO);
+        let unseen = FindingKind::NotSynchronous;
+        let span = FindingSpan {
+            severity: Severity::Warning,
+            was: "it was so".to_owned(),
+            since: AT,
+            until: None,
+            at_latest: false,
+        };
+        let keys = [unseen.key(), "of_a_newer_version:x".to_owned()];
+        for key in keys {
+            watch.open.insert(key, span.clone());
+        }
+        let mut report = samples::report(AT, Vec::new());
+        report.unseen = vec![unseen.matter()];
+        assert_eq!(watch.step(&report), []);
+        report.unseen.clear();
+        assert_eq!(changes(&watch.step(&report)), [FindingChange::Mended]);
     }
 
     /// An act names it, and its index has the first 100 characters of a word.

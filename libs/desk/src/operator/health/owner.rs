@@ -9,7 +9,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
     finding::{Finding, FindingOwner},
-    record::{self, FindingChange},
+    record::FindingChange,
 };
 
 /// Notes who has which finding.
@@ -22,14 +22,20 @@ pub(super) async fn find_owners(
         return Ok(());
     }
     let keys: Vec<String> = findings.iter().map(|one| one.kind.key()).collect();
+    // What came back after it was mended is another matter, which nobody has.
     let query = sqlx::query!(
-        r#"SELECT DISTINCT ON (left(split_part(target, ' ', 2), 100))
-                  left(split_part(target, ' ', 2), 100) AS "key!", operator, at, after ->> 'until' AS until, reason
-           FROM operator_actions
-           WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
-           ORDER BY left(split_part(target, ' ', 2), 100), at DESC"#,
+        r#"SELECT key AS "key!", operator AS "operator!", at AS "at!", until, reason AS "reason!"
+           FROM (SELECT DISTINCT ON (left(split_part(target, ' ', 2), 100))
+                        left(split_part(target, ' ', 2), 100) AS key, operator, at, after ->> 'until' AS until, reason
+                 FROM operator_actions
+                 WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
+                 ORDER BY left(split_part(target, ' ', 2), 100), at DESC) AS taken
+           WHERE NOT EXISTS (
+               SELECT FROM history
+               WHERE provider = '' AND order_id IS NULL AND history.at > taken.at AND kind = $3 AND history.reason = key)"#,
         &keys,
         Command::FindingTake.as_str(),
+        FindingChange::Mended.as_str(),
     );
     let mut owners = BTreeMap::new();
     for row in query.fetch_all(&mut *connection).await? {
@@ -42,16 +48,6 @@ pub(super) async fn find_owners(
         };
         if owner.until > now {
             owners.insert(row.key, owner);
-        }
-    }
-    // What came back after it was mended is another matter.
-    if let Some(earliest) = owners.values().map(|one| one.at).min() {
-        for event in record::events(connection, earliest).await? {
-            let is_over = |one: &FindingOwner| one.at < event.at;
-            if event.change == FindingChange::Mended && owners.get(&event.key).is_some_and(is_over)
-            {
-                owners.remove(&event.key);
-            }
         }
     }
     for (one, key) in findings.iter_mut().zip(&keys) {

@@ -107,29 +107,68 @@ pub(super) async fn note(
     })
 }
 
+/// A row of the history as it is read.
+pub(super) struct StoredEvent {
+    pub(super) history_id: Uuid,
+    pub(super) at: OffsetDateTime,
+    pub(super) kind: String,
+    pub(super) key: String,
+    pub(super) what: String,
+    pub(super) span: String,
+}
+
+impl StoredEvent {
+    /// `None` if another version has written what this one does not know.
+    pub(super) fn read(self) -> Option<FindingEvent> {
+        Some(FindingEvent {
+            id: self.history_id,
+            at: self.at,
+            change: self.kind.parse().ok()?,
+            key: self.key,
+            what: self.what,
+            span: serde_json::from_str(&self.span).ok()?,
+        })
+    }
+}
+
 /// What has opened, changed and been mended since a time, oldest first; the newest [`MOST`].
 pub async fn events(
     connection: &mut PgConnection,
     since: OffsetDateTime,
 ) -> Result<Vec<FindingEvent>> {
-    let query = sqlx::query!(
+    let query = sqlx::query_as!(
+        StoredEvent,
         r#"SELECT history_id, at, kind, reason AS "key!", coalesce(detail, '') AS "what!",
                   coalesce(after, before)::text AS "span!"
-           FROM history WHERE provider = '' AND order_id IS NULL AND at >= $1
+           FROM history
+           WHERE provider = '' AND order_id IS NULL AND at >= $1
+             AND kind IN ('finding_opened', 'finding_changed', 'finding_mended')
            ORDER BY at DESC, kind = 'finding_mended' DESC LIMIT $2"#,
         since,
         MOST,
     );
     let rows = query.fetch_all(connection).await?.into_iter().rev();
-    let events = rows.filter_map(|row| {
-        Some(FindingEvent {
-            id: row.history_id,
-            at: row.at,
-            change: row.kind.parse().ok()?,
-            key: row.key,
-            what: row.what,
-            span: serde_json::from_str(&row.span).ok()?,
-        })
-    });
-    Ok(events.collect())
+    Ok(rows.filter_map(StoredEvent::read).collect())
+}
+
+/// What was mended since a time, newest first. Of more than [`MOST`] what ended by itself is left
+/// out first, so that many endpoints of one night do not hide what stopped orders.
+pub async fn mended(
+    connection: &mut PgConnection,
+    since: OffsetDateTime,
+) -> Result<Vec<FindingEvent>> {
+    let query = sqlx::query_as!(
+        StoredEvent,
+        r#"SELECT history_id AS "history_id!", at AS "at!", kind AS "kind!", reason AS "key!",
+                  coalesce(detail, '') AS "what!", before::text AS "span!"
+           FROM (SELECT * FROM history
+                 WHERE provider = '' AND order_id IS NULL AND at >= $1 AND kind = $2
+                 ORDER BY before ->> 'severity' = 'mends', at DESC LIMIT $3) AS mended
+           ORDER BY at DESC"#,
+        since,
+        FindingChange::Mended.as_str(),
+        MOST,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    Ok(rows.filter_map(StoredEvent::read).collect())
 }

@@ -304,6 +304,7 @@ pub fn report(at: OffsetDateTime, findings: Vec<Finding>) -> HealthReport {
         endpoints: Vec::new(),
         orders: OrdersLately::default(),
         findings,
+        unseen: Vec::new(),
     }
 }
 
