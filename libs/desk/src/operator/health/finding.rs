@@ -253,6 +253,9 @@ pub enum FindingKind {
         /// How many seconds half of them take now or more, and within how many they ended before.
         half: f64,
         before: f64,
+        /// What it is made of is slow, too: the calls of a purchase, the webhook requests of a
+        /// delivery. Otherwise the time passes here.
+        part_is_slow: bool,
     },
     /// Purchases of which a person has to find out the outcome, for one reason at one provider.
     Parked {

@@ -176,13 +176,21 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
             });
         }
     }
-    for measure in [Measure::Answered, Measure::Call] {
-        all.push(FindingKind::Slow {
-            measure,
-            subject: REAL.to_owned(),
-            half: 5.0,
-            before: 0.1,
-        });
+    for measure in [
+        Measure::Answered,
+        Measure::Call,
+        Measure::Bought,
+        Measure::Delivered,
+    ] {
+        for part_is_slow in [false, true] {
+            all.push(FindingKind::Slow {
+                measure,
+                subject: REAL.to_owned(),
+                half: 5.0,
+                before: 0.1,
+                part_is_slow,
+            });
+        }
     }
     all.push(FindingKind::Parked {
         provider: REAL.to_owned(),

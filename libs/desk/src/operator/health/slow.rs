@@ -55,21 +55,37 @@ pub(super) async fn find(
 ) -> Result<()> {
     let hours = figures::halves(&mut *connection, FigureSpan::Hour, HOURS, &MEASURES).await?;
     let minutes = figures::halves(connection, FigureSpan::Minute, MINUTES, &MEASURES).await?;
-    for ((measure, subject), minutes) in minutes {
-        let Some(hours) = hours.get(&(measure, subject.clone())) else {
-            continue;
-        };
-        if let Some(slow) = judge(hours, &minutes, now) {
-            let kind = FindingKind::Slow {
-                measure,
-                subject,
-                half: slow.half,
-                before: slow.before,
-            };
-            findings.push(Finding::new(kind, Some(slow.since)));
+    let mut found = BTreeMap::new();
+    for (of, minutes) in minutes {
+        let hours = hours.get(&of);
+        if let Some(slow) = hours.and_then(|hours| judge(hours, &minutes, now)) {
+            found.insert(of, slow);
         }
     }
+    for ((measure, subject), slow) in &found {
+        let part_is_slow = part(*measure).is_some_and(|part| {
+            let mut all = found.keys();
+            all.any(|(of, whose)| *of == part && (whose == subject || subject.is_empty()))
+        });
+        let kind = FindingKind::Slow {
+            measure: *measure,
+            subject: subject.clone(),
+            half: slow.half,
+            before: slow.before,
+            part_is_slow,
+        };
+        findings.push(Finding::new(kind, Some(slow.since)));
+    }
     Ok(())
+}
+
+/// What somebody else takes of this time, and is measured by itself. The rest of it passes here.
+fn part(measure: Measure) -> Option<Measure> {
+    match measure {
+        Measure::Bought => Some(Measure::Call),
+        Measure::Delivered => Some(Measure::Attempt),
+        _ => None,
+    }
 }
 
 /// What is measured, in words.

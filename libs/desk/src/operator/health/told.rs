@@ -260,6 +260,7 @@ impl FindingKind {
                 subject,
                 half,
                 before,
+                ..
             } => format!(
                 "{}: half of them take {} or more now, and took {} or less before",
                 took_of(*measure, subject),
@@ -553,13 +554,30 @@ impl FindingKind {
                 }
             }
             Self::WebhooksLate { .. } => "see whether notifiers run and can reach the internet",
-            Self::Slow { measure, .. } => match measure {
-                Measure::Answered => {
+            Self::Slow {
+                measure,
+                part_is_slow,
+                ..
+            } => match (measure, part_is_slow) {
+                (Measure::Call, _) => "ask the provider why its calls take longer",
+                (Measure::Bought, true) => {
+                    "its calls are slow, too: ask the provider why they take longer"
+                }
+                (Measure::Bought, false) => {
+                    "its calls are as fast as before, so orders wait here, or calls fail and are repeated: see in `esimctl status` which; where many wait, raise PROVIDER_CONCURRENCY, PROVIDER_RATE or the number of provisioners"
+                }
+                (Measure::Delivered, true) => {
+                    "the endpoints are slow, too: see in `esimctl status` which ones"
+                }
+                (Measure::Delivered, false) => {
+                    "the endpoints are as fast as before: see whether purchases are slow, and in `esimctl status` how many webhooks wait for notifiers"
+                }
+                (Measure::Answered, _) => {
                     "see whether purchases are slow, too; otherwise look at PostgreSQL, its disk and its standby"
                 }
-                Measure::Attempt => "see which endpoints respond slowly, in `esimctl status`",
+                (Measure::Attempt, _) => "see which endpoints respond slowly, in `esimctl status`",
                 _ => {
-                    "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks; ask the provider"
+                    "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks"
                 }
             },
             Self::Parked { .. } => "look each one up at the provider, then record the outcome",
