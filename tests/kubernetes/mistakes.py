@@ -90,6 +90,7 @@ CONTRADICTING = [
     ({"settings": {"notifier": {"MASTER_KEY_WEBHOOKS": "a:b"}}}, "put it into the secret esim-master-webhooks"),
     ({"settings": {"notifier": {"SMTP_URL": "smtps://user:password@relay"}}}, "esim-mail, and set SMTP_URL_FILE: /run/secrets/esim/smtp-url"),
     ({"settings": {"console": {"OIDC_CLIENT_SECRET": "x"}}}, "put it into the secret esim-openid"),
+    ({"settings": {"console": {"ALERT_URL": "https://x"}}}, "esim-alerts, and set ALERT_URL_FILE: /run/secrets/esim/alert-url"),
     ({"settings": {"stages": {"QR_KEYS": "x"}}}, "put it into the secret esim-qr"),
     ({"settings": {"notifier": {"DATABASE_URL": "postgres://x"}}}, "put it into the secret esim-db-notifier"),
     ({"settings": {"ingress": {"NATS_PASSWORD": "x"}}}, "put it into the secret esim-nats-ingress"),

@@ -9,6 +9,7 @@ use runtime::config::BadSetting;
 use vault::{Keyring, Vault};
 
 use crate::{
+    alerts::AlertSender,
     config::{Config, ConsoleEnvironment},
     looks, metrics, openid,
 };
@@ -54,6 +55,9 @@ pub(crate) struct ConsoleSettings {
 impl Config {
     /// Refuses what a start refuses after clap has taken it.
     pub fn check(&self) -> anyhow::Result<()> {
+        let ca_file = self.openid.ca_file.as_deref();
+        let metrics = metrics::AlertMetrics::default();
+        AlertSender::open(&self.alerts, &self.console_url, ca_file, metrics)?;
         App::open(self).map(drop)
     }
 }

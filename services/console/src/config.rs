@@ -7,7 +7,7 @@ use pg::config::{MasterKeyConfig, PoolConfig};
 use runtime::{CommonConfig, config::positive_duration};
 use url::Url;
 
-use crate::{openid, transport::is_private_transport};
+use crate::{alerts::AlertConfig, openid, transport::is_private_transport};
 
 /// The longest `CONSOLE_SESSION`.
 const LONGEST_SESSION: Duration = Duration::from_hours(24 * 30);
@@ -82,6 +82,8 @@ pub struct Config {
     pub max_connections: u16,
     #[command(flatten)]
     pub openid: openid::OpenIdConfig,
+    #[command(flatten)]
+    pub alerts: AlertConfig,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]

@@ -14,12 +14,14 @@
 //! - No credential is ever shown. An activation code is shown only if `CONSOLE_ACTIVATION_CODES` is
 //!   on, to a role that may see it, and each time is recorded.
 //! - It has no SQL of its own: `desk::operator` answers it and `esimctl` alike.
-//! - What is wrong is noted while it runs, whether or not somebody looks at a page.
+//! - What is wrong is noted while it runs, and told to `ALERT_URL`, whether or not somebody looks
+//!   at a page.
 //!
 //! The console is not a stage: nothing waits for it, and it may be stopped at any time. It holds no
 //! state but what is in PostgreSQL, so replicas can run side by side.
 
 pub mod access;
+mod alerts;
 mod app;
 mod config;
 mod cookies;
@@ -52,6 +54,12 @@ use runtime::{
     health::{self, Readiness},
 };
 use serde_json::json;
+use tokio::sync::watch;
+
+use self::{
+    alerts::{AlertSender, NewestLook},
+    metrics::AlertMetrics,
+};
 
 pub use self::{app::App, config::Config};
 
@@ -65,10 +73,20 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
+    let (newest, look) = watch::channel(NewestLook::default());
     shutdown.spawn(
         "findings",
-        watch_findings(app.database().clone(), readiness, shutdown.clone()),
+        watch_findings(app.database().clone(), readiness, newest, shutdown.clone()),
     );
+    if let Some(alerts) = AlertSender::open(
+        &config.alerts,
+        &config.console_url,
+        config.openid.ca_file.as_deref(),
+        AlertMetrics::default(),
+    )? {
+        let alerts = alerts.run(app.database().clone(), look, shutdown.clone());
+        shutdown.spawn("alerts", alerts);
+    }
     if app.provider().is_some() {
         let app = app.clone();
         let look = async move {
@@ -102,6 +120,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 async fn watch_findings(
     database: Database,
     readiness: Readiness,
+    newest: watch::Sender<NewestLook>,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let mut findings = FindingWatch::default();
@@ -115,16 +134,20 @@ async fn watch_findings(
                 let since = findings.outage(runtime::clock::now(), &why);
                 let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
                 readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
+                newest.send_replace(NewestLook::outage(finding));
                 continue;
             }
             Err(error) => return Err(error.into()),
         }
         let update = database.run(async |connection| findings.update(connection).await);
-        if let Err(error) = update.await {
-            tracing::warn!(
+        match update.await {
+            Ok(update) => {
+                newest.send_replace(NewestLook::found(&update.report));
+            }
+            Err(error) => tracing::warn!(
                 %error,
                 "cannot examine what is wrong, so nothing is noted in the history; trying again in some seconds"
-            );
+            ),
         }
     }
     Ok(())

@@ -25,6 +25,29 @@ impl Default for Metrics {
     }
 }
 
+/// What came of the webhooks to `ALERT_URL`.
+pub(crate) struct AlertMetrics(Counter<u64>);
+
+impl Default for AlertMetrics {
+    fn default() -> Self {
+        let alerts = Instruments::of("console").counter(
+            "esim.console.alerts",
+            "Tries to send a webhook to ALERT_URL, by what came of them",
+        );
+        for outcome in ["sent", "failed"] {
+            alerts.add(0, &[KeyValue::new("outcome", outcome)]);
+        }
+        Self(alerts)
+    }
+}
+
+impl AlertMetrics {
+    pub(crate) fn alert(&self, is_sent: bool) {
+        let outcome = if is_sent { "sent" } else { "failed" };
+        self.0.add(1, &[KeyValue::new("outcome", outcome)]);
+    }
+}
+
 impl Metrics {
     /// Counts an attempt: `signed_in`, `refused`, `limited`, or `unavailable` if the OpenID
     /// provider does not respond.

@@ -35,12 +35,14 @@ use openidconnect::{
         CoreJwsSigningAlgorithm, CoreProviderMetadata,
     },
 };
-use runtime::{client, clock, config::BadSetting, files};
+use runtime::{client, clock, config::BadSetting};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Mutex, time::Instant};
 use url::Url;
+
+use crate::transport::trusting;
 
 pub use self::{
     examine::{OpenIdExamination, Roles, examine},
@@ -175,19 +177,8 @@ impl OpenIdProvider {
                  OIDC_OPERATOR",
             ));
         }
-        let mut http = client::direct(PATIENCE);
-        if let Some(path) = &config.ca_file {
-            let wrong = |error: &dyn std::fmt::Display| {
-                BadSetting::error(format!("CA_FILE={}: {error}", path.display()))
-            };
-            let pem = files::read(path).map_err(|error| wrong(&format!("{error:#}")))?;
-            let certificates = reqwest::Certificate::from_pem_bundle(pem.as_bytes())
-                .map_err(|error| wrong(&error))?;
-            if certificates.is_empty() {
-                return Err(wrong(&"it holds no PEM certificate"));
-            }
-            http = http.tls_certs_merge(certificates);
-        }
+        let ca_file = config.ca_file.as_deref();
+        let http = trusting(client::direct(PATIENCE), ca_file)?;
         let redirect = console.join(CALLBACK).context("CONSOLE_URL")?;
         Ok(Some(Self {
             issuer: IssuerUrl::new(issuer.clone()).context("OIDC_ISSUER")?,

@@ -16,6 +16,7 @@
 //! Every statement reads by an index and is bounded, so that looking costs little while the system
 //! works under load.
 
+pub mod alerts;
 pub mod answers;
 pub mod finding;
 pub mod life;

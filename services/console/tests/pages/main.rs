@@ -5,6 +5,7 @@
 
 mod acts;
 mod again;
+mod alerts;
 mod answers;
 mod connections;
 mod figures;

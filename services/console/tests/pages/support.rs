@@ -56,8 +56,52 @@ pub struct Bench {
     pub partner: PartnerId,
     /// A placement that waits for an operator.
     pub parked: PlacementId,
+    running: RunningConsole,
+}
+
+/// The process of a console.
+pub struct RunningConsole {
     shutdown: Shutdown,
-    running: Option<JoinHandle<anyhow::Result<()>>>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl RunningConsole {
+    pub async fn stop(self) {
+        self.shutdown.stop();
+        let stopped = tokio::time::timeout(PATIENCE, self.task).await;
+        stopped.unwrap().unwrap().unwrap();
+    }
+}
+
+/// Starts a console with these settings, and waits until it is ready. Returns the address of its
+/// pages.
+async fn serve(database: &Database, more: &[(&str, &str)]) -> (String, RunningConsole) {
+    let listen = format!("127.0.0.1:{}", ports::free().unwrap());
+    let admin = format!("127.0.0.1:{}", ports::free().unwrap());
+    let url = database.url_of("console").unwrap();
+    let own = [
+        ("LISTEN", listen.as_str()),
+        ("ADMIN_LISTEN", &admin),
+        ("DATABASE_URL", &url),
+    ];
+    let settings: BTreeMap<String, String> = own
+        .into_iter()
+        .chain(more.iter().copied())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let config: Config = testkit::settings::parse(&settings);
+    let shutdown = Shutdown::new();
+    let task = tokio::spawn(console::run(config, shutdown.clone()));
+    let ready = format!("http://{admin}/readyz");
+    let asked = wait::until(PATIENCE, "a console that is ready", async || {
+        let answer = testkit::http::client()?.get(&ready).send().await;
+        Ok(answer.ok().filter(|answer| answer.status().is_success()))
+    });
+    asked.await.unwrap();
+    (
+        format!("http://{listen}"),
+        RunningConsole { shutdown, task },
+    )
 }
 
 pub fn vault() -> Vault {
@@ -98,38 +142,21 @@ impl Bench {
         let (_, _, parked) = store_order(&mut connection, partner, "parked", false).await;
         park(&mut connection, parked, partner).await;
 
-        let listen = format!("127.0.0.1:{}", ports::free().unwrap());
-        let admin = format!("127.0.0.1:{}", ports::free().unwrap());
-        let url = database.url_of("console").unwrap();
-        let own = [
-            ("LISTEN", listen.as_str()),
-            ("ADMIN_LISTEN", &admin),
-            ("DATABASE_URL", &url),
-        ];
-        let settings: BTreeMap<String, String> = own
-            .into_iter()
-            .chain(more.iter().copied())
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect();
-        let config: Config = testkit::settings::parse(&settings);
-        let shutdown = Shutdown::new();
-        let running = tokio::spawn(console::run(config, shutdown.clone()));
-        let ready = format!("http://{admin}/readyz");
-        let asked = wait::until(PATIENCE, "a console that is ready", async || {
-            let answer = testkit::http::client()?.get(&ready).send().await;
-            Ok(answer.ok().filter(|answer| answer.status().is_success()))
-        });
-        asked.await.unwrap();
+        let (base, running) = serve(&database, more).await;
         Self {
             database,
-            base: format!("http://{listen}"),
+            base,
             order,
             topup,
             partner,
             parked,
-            shutdown,
-            running: Some(running),
+            running,
         }
+    }
+
+    /// Another console on the same database.
+    pub async fn beside(&self, more: &[(&str, &str)]) -> RunningConsole {
+        serve(&self.database, more).await.1
     }
 
     /// Creates an account, and opens its set-up link: the whole way of a new operator.
@@ -201,14 +228,8 @@ impl Bench {
         .unwrap()
     }
 
-    pub async fn stop(mut self) {
-        self.shutdown.stop();
-        let running = self.running.take().unwrap();
-        tokio::time::timeout(PATIENCE, running)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
+    pub async fn stop(self) {
+        self.running.stop().await;
     }
 }
 

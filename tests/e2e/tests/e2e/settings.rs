@@ -93,6 +93,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     ),
     (&["ingress", "notifier"], "MAIL_FROM", Some("nobody")),
     (&["notifier"], "SMTP_URL", Some("relay.example.com")),
+    (&["console"], "ALERT_URL", Some("alerts.example/hook")),
     (&["notifier"], "WEBHOOK_TIMEOUT", Some("15")),
     (&["notifier"], "DELIVERY_CONCURRENCY", Some("0")),
     (&["ingress", "provisioner"], "MAX_UNITS", Some("0")),
