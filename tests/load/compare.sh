@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2154  # tests/load/compare sets build, seconds, latency and train
 
 WORKS=(rate at-once 64 256 idle)
-PROGRAMS=(ingress provisioner notifier sandbox esimctl)
+PROGRAMS=(ingress provisioner notifier console sandbox esimctl)
 
 # `number OPTION VALUE…` prints the value, which has to be a number.
 number() {
@@ -34,7 +34,7 @@ compile() {
   ) || fail "the build of $1 failed"
 }
 
-# `built REVISION KEY`: its programs are in programs/KEY-RECIPE. Those of the working tree are always built, because
+# `built REVISION KEY`: its programs are in programs/KEY-RECIPE, as in a target folder of Cargo. Those of the working tree are always built, because
 # nobody knows what has changed.
 built() {
   local programs=$LOCAL_DIR/programs/$2-$RECIPE counts=$LOCAL_DIR/counts profile=$LOCAL_DIR/$2.profdata program
@@ -52,19 +52,16 @@ built() {
   else
     compile "$2" ''
   fi
-  mkdir -p "$programs.new"
-  for program in "${PROGRAMS[@]}"; do cp "$LOCAL_DIR/target/$build/$program" "$programs.new/"; done
+  mkdir -p "$programs.new/$build"
+  for program in "${PROGRAMS[@]}"; do cp "$LOCAL_DIR/target/$build/$program" "$programs.new/$build/"; done
   rm -rf "$programs"
   mv "$programs.new" "$programs"
 }
 
 # `generator` builds the program that orders, of the working tree.
 generator() {
-  (
-    export CARGO_TARGET_DIR=$LOCAL_DIR/target
-    build_programs "$build" load
-  )
-  GENERATOR=$LOCAL_DIR/target/$build/load
+  build_programs "$build" load
+  GENERATOR=${CARGO_TARGET_DIR:-$ROOT/target}/$build/load
 }
 
 # `slow_flushes MS`: a library that makes each flush of a process take so much longer.
@@ -74,13 +71,12 @@ slow_flushes() {
   cc -O2 -shared -fPIC -DMILLISECONDS="$1" -o "$SLOW_FLUSHES" "$ROOT/tests/load/slow_flushes.c"
 }
 
-# `system KEY up|down ARGUMENT…`: the system of a revision, started by its own scripts with its own programs. Without the
-# console, which no order needs.
+# `system KEY up|down ARGUMENT…`: the system of a revision, started by its own scripts with its own programs.
 system() {
   (
     cd "$(sources "$1")"
-    unset ENV_FILE
-    export LOCAL_DIR=$LOCAL_DIR/systems/$1 BIN_DIR=$LOCAL_DIR/programs/$1-$RECIPE
+    unset ENV_FILE BIN_DIR
+    export CARGO_TARGET_DIR=$LOCAL_DIR/programs/$1-$RECIPE LOCAL_DIR=$LOCAL_DIR/systems/$1
     mkdir -p "$LOCAL_DIR/log"
     [[ -z ${SLOW_FLUSHES-} || $2 != up ]] || export LD_PRELOAD=$SLOW_FLUSHES
     "deploy/local/$2" "${@:3}"
@@ -100,10 +96,13 @@ measure() {
   esac
   system "$1" down --wipe
   PLACEMENT_WAIT=$wait system "$1" up --no-build "${release[@]}"
+  # No order needs it.
+  system "$1" down console
   (
     set -a
+    LOCAL_DIR=$LOCAL_DIR/systems/$1
     # shellcheck source=/dev/null
-    source "$LOCAL_DIR/systems/$1/env"
+    source "$LOCAL_DIR/env"
     exec "$GENERATOR" "${arguments[@]}"
   ) >>"$LOCAL_DIR/log/runs.log" 2>&1 || fail "the run failed; the end of $LOCAL_DIR/log/runs.log: $(tail -n 3 "$LOCAL_DIR/log/runs.log")"
   system "$1" down --wipe
