@@ -4,11 +4,8 @@
 WORKS=(rate at-once 64 256 idle)
 PROGRAMS=(ingress provisioner notifier console sandbox esimctl)
 
-# `number OPTION VALUE…` prints the value, which has to be a number.
-number() {
-  [[ ${2-} =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a number"
-  printf '%s' "$2"
-}
+# `number OPTION VALUE…`: the value has to be a number.
+number() { [[ ${2-} =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a number"; }
 
 # `key_of REVISION`: the name of its folder, which is its commit, or `tree` for the working tree.
 key_of() {

@@ -23,7 +23,7 @@ pub enum HistoryKind {
     NotFound,
     /// The placement waits for an operator.
     Parked,
-    /// What the provider has contradicts what is stored.
+    /// What the provider has contradicts what is stored, or cannot be stored.
     Disputed,
     /// A late response of the provider ended the wait for an operator.
     Cleared,

@@ -9,7 +9,8 @@
 //! - A webhook says what the pages say, which hold no key and no activation code. No log line holds
 //!   the URL, because it may hold a token.
 //! - A receiver that does not respond keeps nothing but its webhooks waiting, and no event is tried
-//!   for longer than an hour.
+//!   for longer than an hour. An outage of PostgreSQL is tried for as long as it lasts.
+//! - Ids of partners' orders and texts of providers are no markup in a chat.
 
 use std::{
     collections::HashMap,
@@ -38,6 +39,9 @@ use crate::{metrics::AlertMetrics, transport};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time until an outage of PostgreSQL is told again that could not be told.
 const AGAIN: Duration = Duration::from_secs(30);
+/// An outage of PostgreSQL is told once it has lasted for so long. That is a look longer than one
+/// has to last to be noted, so what was told as begun is told as mended, too.
+const OUTAGE_TOLD_AFTER: Duration = life::OUTAGE.saturating_add(life::LOOK);
 
 /// Whom the console tells what goes wrong.
 #[derive(Args, Clone, Debug, Default)]
@@ -127,7 +131,8 @@ impl Alert {
         }
     }
 
-    /// The body. Chat programs show its `text`.
+    /// The body. Chat programs show its `text`, in which what partners and providers wrote is text
+    /// and not markup, mentions nobody and has one line.
     fn body(&self, link: &Url) -> Value {
         let since = pg::rfc3339(self.since);
         let until = self.until.map(pg::rfc3339);
@@ -144,12 +149,30 @@ impl Alert {
         };
         let to_do = self.remedy.as_ref();
         let to_do = to_do.map(|remedy| format!(" – {remedy}"));
-        let text = format!("{text}{} – {link}", to_do.unwrap_or_default());
+        let text = without_markup(&format!("{text}{}", to_do.unwrap_or_default()));
+        let text = format!("{text} – {link}");
         json!({
             "finding": self.key, "change": self.change, "severity": self.severity, "what": self.what,
             "since": since, "until": until, "remedy": self.remedy, "link": link.as_str(), "text": text,
         })
     }
+}
+
+/// Escapes what chat programs read as links and mentions.
+fn without_markup(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => plain.push_str("&amp;"),
+            '<' => plain.push_str("&lt;"),
+            '>' => plain.push_str("&gt;"),
+            // With a space of no width behind it, it mentions nobody.
+            '@' => plain.push_str("@\u{200b}"),
+            _ if character.is_control() => plain.push(' '),
+            _ => plain.push(character),
+        }
+    }
+    plain
 }
 
 /// Sends the webhooks.
@@ -196,7 +219,7 @@ impl AlertSender {
         }
         let secret = secret.map(|secret| Secret::parse(&secret)).transpose();
         let secret = secret.map_err(|error| BadSetting::error(format!("ALERT_SECRET: {error}")))?;
-        let http = transport::trusting(client::to(&url, PATIENCE), ca_file)?;
+        let http = transport::trusting(client::direct(PATIENCE), ca_file)?;
         let http = http
             .build()
             .map_err(|error| BadSetting::error(format!("ALERT_URL: {error}")))?;
@@ -229,7 +252,7 @@ impl AlertSender {
             let Some(since) = outage.since.filter(|since| told != Some(*since)) else {
                 continue;
             };
-            let lasts = clock::now() - since >= life::OUTAGE;
+            let lasts = clock::now() - since >= OUTAGE_TOLD_AFTER;
             if lasts && tried.is_none_or(|tried| tried.elapsed() >= AGAIN) {
                 tried = Some(Instant::now());
                 if self.send(&Alert::of_outage(&outage, since)).await {
@@ -241,8 +264,7 @@ impl AlertSender {
         Ok(())
     }
 
-    /// Tells events one after the other, so that they arrive in their order, until none is left or
-    /// one does not arrive.
+    /// Tells events one after the other, until none is left or one does not arrive.
     async fn send_events(&self, database: &Database, look: &watch::Receiver<NewestLook>) {
         loop {
             let reserve = async |connection: &mut PgConnection| alerts::reserve(connection).await;
@@ -250,7 +272,7 @@ impl AlertSender {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::debug!(%error, "cannot read what is to be told; trying again in some seconds");
+                    tracing::warn!(%error, "cannot read what is to be told to ALERT_URL, so nobody is told by it; trying again in some seconds");
                     return;
                 }
             };
@@ -300,5 +322,18 @@ impl AlertSender {
         }
         self.metrics.alert(is_taken);
         is_taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_markup;
+
+    #[test]
+    fn what_partners_write_is_no_link_and_mentions_nobody() {
+        assert_eq!(
+            without_markup("order <!channel>\n<https://evil|Open> @everyone & more"),
+            "order &lt;!channel&gt; &lt;https://evil|Open&gt; @\u{200b}everyone &amp; more"
+        );
     }
 }

@@ -144,10 +144,17 @@ async fn watch_findings(
             Ok(update) => {
                 newest.send_replace(NewestLook::found(&update.report));
             }
-            Err(error) => tracing::warn!(
-                %error,
-                "cannot examine what is wrong, so nothing is noted in the history; trying again in some seconds"
-            ),
+            Err(error) => {
+                // Whoever cannot examine what is wrong must not look as if there were nothing.
+                let why = error.to_string();
+                let since = findings.outage(runtime::clock::now(), &why);
+                let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
+                newest.send_replace(NewestLook::outage(finding));
+                tracing::warn!(
+                    %error,
+                    "cannot examine what is wrong, so nothing is noted in the history; trying again in some seconds"
+                );
+            }
         }
     }
     Ok(())

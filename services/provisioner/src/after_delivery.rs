@@ -225,7 +225,7 @@ impl ProviderContext {
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
-        let after_settling_delay = open.attempt_age >= self.arrival_delay;
+        let after_settling_delay = open.attempt_age >= self.settling_delay;
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => self.returned(claimed).await,
             Ok((_, Some(true))) => {
@@ -242,11 +242,11 @@ impl ProviderContext {
                     .await
             }
             Ok((Custody::Unshown, _)) => {
-                let left = self.arrival_delay.saturating_sub(open.attempt_age);
+                let left = self.settling_delay.saturating_sub(open.attempt_age);
                 self.go_on(claimed, None, left.max(AGAIN_LEAST)).await
             }
             Ok(_) => {
-                let left = self.arrival_delay.saturating_sub(open.attempt_age);
+                let left = self.settling_delay.saturating_sub(open.attempt_age);
                 let event = GiveBackEvent::NotReturned {
                     attempt,
                     after_settling_delay,
@@ -288,7 +288,7 @@ impl ProviderContext {
         esim: &DeliveredEsim,
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
-        let send_by = claim_began + self.arrival_delay / 2;
+        let send_by = claim_began + self.settling_delay / 2;
         let response = self.calls.give_back(esim, send_by).await;
         match (response, repeated) {
             (Some(Ok(GiveBackResponse::Returned)), _) => self.returned(claimed).await,

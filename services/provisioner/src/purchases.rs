@@ -100,7 +100,7 @@ pub struct ProviderContext {
     pub settlements: GroupCommit<Settlements>,
     /// How long after its attempt was recorded a purchase may still arrive at the provider
     /// (`SETTLE`).
-    pub arrival_delay: Duration,
+    pub settling_delay: Duration,
     /// How long profiles may be missing, or an outcome unknown, before the placement is parked
     /// (`PARK_AFTER`).
     pub park_after: Duration,
@@ -260,7 +260,7 @@ impl ProviderContext {
         let purchase = Purchase {
             placement_id: claimed.placement_id,
             items: assign::items(&claimed.topups),
-            send_by: trigger.claim_began + self.arrival_delay / 2,
+            send_by: trigger.claim_began + self.settling_delay / 2,
         };
         let asked = Instant::now();
         let Some(response) = self.calls.purchase(lane, &purchase).await else {
@@ -448,9 +448,9 @@ impl ProviderContext {
                     .await;
             }
             Ok(LookUpResponse::NotFound) => {
-                let after_settling_delay = claimed.attempt_age >= self.arrival_delay;
+                let after_settling_delay = claimed.attempt_age >= self.settling_delay;
                 let look_in = self
-                    .arrival_delay
+                    .settling_delay
                     .saturating_sub(claimed.attempt_age)
                     .max(Duration::from_secs(1));
                 if self.cannot_prove_absence() {
@@ -520,7 +520,7 @@ impl ProviderContext {
         self.cannot_prove_absence()
             && names_purchases
             && claimed.attempt_age < self.proof.same_for()
-            && !claimed.call_may_be_in_flight
+            && claimed.in_doubt
             && claimed.attempt_age + self.lease < self.park_after
             && self.calls.breaker.is_closed()
     }
@@ -661,7 +661,7 @@ impl ProviderContext {
             reference: reference.and_then(|id| ProviderId::parse(id).ok()),
             attempt_age: claimed.attempt_age,
             options: items.into_iter().map(|(option, _)| option).collect(),
-            arrives_within: self.arrival_delay,
+            arrives_within: self.settling_delay,
         }
     }
 

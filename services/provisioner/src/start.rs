@@ -98,7 +98,7 @@ pub(crate) fn providers(
             vault: parts.vault.clone(),
             reporter: Arc::clone(reporter),
             settlements: settlements.clone(),
-            arrival_delay: config.settle,
+            settling_delay: config.settle,
             unrecorded: Semaphore::new(UNRECORDED),
             first_collects: Semaphore::new(limits_of_look_ups(config).permits),
             park_after: config.park_after,

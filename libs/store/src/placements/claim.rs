@@ -79,11 +79,10 @@ pub struct ClaimedPlacement {
     pub placed_age: Option<Duration>,
     /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
-    /// Nothing at all has been recorded about that attempt since it began, not even an unknown
-    /// outcome. So the process that recorded it may be calling the provider right now. This has a
-    /// meaning only if `was` is `placing`: from `accepted` it is always true, because the call is
-    /// the one that this claim allows, and later states have an outcome.
-    pub call_may_be_in_flight: bool,
+    /// Something is recorded of that attempt that leaves it in doubt: an unknown outcome, or a
+    /// look-up that found nothing. Without a doubt the process that recorded the attempt may be
+    /// calling the provider right now. This has a meaning only if `was` is `placing`.
+    pub in_doubt: bool,
     /// The ingress process that verdicts and readiness events go to, because it may still answer
     /// the order. `None` after `answer_by`, and if its job was published after its answer.
     pub report_to: Option<Uuid>,
@@ -146,7 +145,7 @@ impl ClaimedPlacement {
             age: Duration::ZERO,
             placed_age: None,
             unknowns: 0,
-            call_may_be_in_flight: true,
+            in_doubt: false,
             report_to: None,
             traceparent: None,
             reference: None,
@@ -209,7 +208,7 @@ struct Row {
     age: f64,
     placed_age: Option<f64>,
     unknowns: i32,
-    call_may_be_in_flight: bool,
+    in_doubt: bool,
     answering: Option<Uuid>,
     answer_for: f64,
     traceparent: Option<String>,
@@ -538,7 +537,7 @@ async fn read(
                   coalesce(extract(epoch FROM now() - p.attempted_at), 0)::float8 AS "attempt_age!",
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
-                  p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
+                  p.unknowns > 0 OR p.not_found_at IS NOT NULL AS "in_doubt!",
                   o.answering, extract(epoch FROM o.answer_by - now())::float8 AS "answer_for!", o.traceparent,
                   p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.terms,
                   t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
@@ -627,7 +626,7 @@ fn placement(row: &Row, claim: PlacementClaim) -> Result<ClaimedPlacement> {
         age: age(row.age),
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
-        call_may_be_in_flight: row.call_may_be_in_flight,
+        in_doubt: row.in_doubt,
         report_to: report_to(row.answering, row.answer_for),
         traceparent: row.traceparent.clone(),
         reference: row.reference.clone(),
@@ -672,9 +671,8 @@ async fn put_off(
     let mut finished = Vec::new();
     let mut finished_states = Vec::new();
     claimed.retain(|one| {
-        let is_in_flight = one.was == PlacementState::Placing
-            && one.call_may_be_in_flight
-            && one.attempt_age < lease;
+        let is_in_flight =
+            one.was == PlacementState::Placing && !one.in_doubt && one.attempt_age < lease;
         let is_finished = match one.was {
             PlacementState::Placed | PlacementState::Parked => {
                 one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending)

@@ -7,8 +7,9 @@
 //!
 //! This file divides a batch among three statements, each with a module of its own:
 //!
-//! - `complete` records what nearly all outcomes are: an attempt that was claimed fresh bought the
-//!   placement, and all of its profiles are there. It is lean, and writes three tables.
+//! - `complete` records what nearly all outcomes are: an attempt, whatever its number, bought the
+//!   placement right after its claim, and all of its profiles are there. It is lean, and writes
+//!   three tables.
 //! - `bought` records every other purchase, and what `complete` has not moved. It also writes and
 //!   deletes due work and rows that wait for an operator.
 //! - `moves` does so for outcomes that bought nothing.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use desk::operator::health::{
-    self,
+    self, alerts,
     finding::Severity,
     life::{self, FindingChange, FindingEvent, FindingWatch, TakeFrom, Taken},
 };
@@ -174,4 +174,57 @@ async fn a_night_of_many_endpoints_hides_nothing() {
     bench.sql(DIES).await;
     let report = health::examine(&mut console).await.unwrap();
     assert_eq!(report.findings[0].taken, None, "the former one is over");
+}
+
+/// The oldest first, but a fault before what is none. Of one finding the next event waits until
+/// the one before was told, so that nobody reads that something is mended before that it broke.
+#[tokio::test]
+async fn faults_are_told_first_and_each_finding_in_its_order() {
+    let bench = Bench::new().await;
+    let event = |key: &str, kind: &str, severity: &str, ago: u32| {
+        let span = format!(
+            r#"{{"severity": "{severity}", "was": "it was", "since": "2026-01-01T00:00:00Z", "until": null, "at_latest": false}}"#
+        );
+        format!(
+            "INSERT INTO history (provider, kind, reason, detail, after, at)
+             VALUES ('', '{kind}', '{key}', 'it is', '{span}', now() - interval '{ago} s');"
+        )
+    };
+    let mut rows = event("slow", "finding_opened", "warning", 50);
+    rows += &event("down", "finding_opened", "fault", 40);
+    rows += &event("down", "finding_mended", "fault", 30);
+    // One that a newer version has written keeps none of the others waiting.
+    rows += &event("newer", "finding_opened", "disaster", 60);
+    bench.sql(&rows).await;
+    let mut console = bench.as_role("console").await;
+    let mut told = Vec::new();
+    for _ in 0..6 {
+        let Some(event) = alerts::reserve(&mut console).await.unwrap() else {
+            continue;
+        };
+        told.push((event.key.clone(), event.change));
+        // The fault gets through only later.
+        if told.len() > 1 {
+            alerts::told(&mut console, &event).await.unwrap();
+        }
+    }
+    let expected = [
+        ("down".to_owned(), FindingChange::Opened),
+        ("slow".to_owned(), FindingChange::Opened),
+    ];
+    assert_eq!(told, expected, "the end waits for its beginning");
+    bench
+        .sql("UPDATE history SET at = at - interval '30 s' WHERE kind = 'finding_alert'")
+        .await;
+    let again = alerts::reserve(&mut console).await.unwrap().unwrap();
+    assert_eq!(
+        (again.key.as_str(), again.change),
+        ("down", FindingChange::Opened)
+    );
+    alerts::told(&mut console, &again).await.unwrap();
+    let end = alerts::reserve(&mut console).await.unwrap().unwrap();
+    assert_eq!(
+        (end.key.as_str(), end.change),
+        ("down", FindingChange::Mended)
+    );
 }

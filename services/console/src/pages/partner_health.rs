@@ -146,11 +146,11 @@ pub(crate) fn issues(
         .chain(failing.map(|one| fails(one, times)))
         .chain(quiet(known, times))
         .collect();
-    all.extend(unlisted(report));
     // What says why they wait stands above.
     if all.is_empty() {
         all.extend(webhooks_wait(known, report, times));
     }
+    all.extend(unlisted(report));
     all.sort_by_key(|one| weight(one.class));
     all
 }
@@ -259,12 +259,10 @@ fn unlisted(report: &HealthReport) -> Option<Issue> {
         FindingKind::Parked {
             provider,
             purchases,
-            in_all,
             ..
         } if purchases.is_empty() => Some(Issue {
             what: format!(
-                "{} purchases are on hold at {provider}, and only the oldest were read: some may be its own",
-                number(*in_all)
+                "more purchases are on hold at {provider} than were read, so some may be its own"
             ),
             felt: "Its customers, if they wait for one of them.".to_owned(),
             remedy: "look at its orders that are under way".to_owned(),

@@ -147,7 +147,11 @@ impl Authenticator {
         // Access keys consist of visible ASCII characters. A value with any other character cannot
         // match a key, so it is refused without a look-up.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
-        let found = self.directory.partner(access_key).await?;
+        let found = self
+            .directory
+            .partner(access_key)
+            .await
+            .map_err(ApiError::internal)?;
         *sender = found
             .as_ref()
             .map(|partner| RequestSender::unsigned(partner.id));

@@ -7,7 +7,9 @@
 //!   denied within a second, as long as the database responds.
 //! - An unknown access key or option is looked up before it is denied, so that a new partner or
 //!   option works at once. The look-ups have a rate limit, because anyone can send invented keys.
-//!   While it is reached, what is not in the cache may exist all the same, so it gets a 503.
+//!   While it is reached, an option that is not in the cache may exist all the same, so the order
+//!   gets a 503: its partner must not take it for refused. A key gets the 401 that nearly all of
+//!   these deserve; a partner that was made within the last half second repeats its request.
 //! - A key that a rotation replaced is denied after its end, by the clock of this process.
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
@@ -47,8 +49,9 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
 /// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
-/// The maximum number of look-ups per second. Beyond it, unknown keys and options get a 503 without
-/// a query, so that a flood of invented ones does not load the database.
+/// The maximum number of look-ups per second. Beyond it, unknown keys get a 401 and orders of
+/// unknown options a 503 without a query, so that a flood of invented ones does not load the
+/// database.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// A partner, as requests with one of its access keys see it. During a rotation a partner has two
@@ -159,7 +162,7 @@ impl Partners {
     }
 }
 
-/// Why it is not known whether there is such a key or option.
+/// Why it is not known whether there is such an option.
 #[derive(Debug)]
 pub(crate) enum NotLookedUp {
     /// The look-ups have reached their rate limit.
@@ -237,12 +240,12 @@ impl Directory {
         }
     }
 
-    /// Returns the partner with this access key, which may be disabled. `None` if there is no such
-    /// valid key.
+    /// Returns the partner with this access key, which may be disabled. `None` if no valid key is
+    /// known, or if the look-ups have reached their rate limit.
     pub(crate) async fn partner(
         &self,
         access_key: &str,
-    ) -> Result<Option<Arc<KnownPartner>>, NotLookedUp> {
+    ) -> Result<Option<Arc<KnownPartner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
@@ -254,7 +257,9 @@ impl Directory {
             return Ok(valid(known));
         }
         let _turn = turn?;
-        self.count_look_up()?;
+        if self.look_ups.try_one().is_err() {
+            return Ok(None);
+        }
         let asked = Moment::now();
         let looking = self
             .database
@@ -299,11 +304,6 @@ impl Directory {
             .map_err(|_| Error::timed_out())
     }
 
-    fn count_look_up(&self) -> Result<(), NotLookedUp> {
-        let counted = self.look_ups.try_one();
-        counted.map_err(|_| NotLookedUp::LimitReached)
-    }
-
     fn known_partner(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
         self.partners
             .read()
@@ -346,7 +346,8 @@ impl Directory {
             return Ok(known);
         }
         let _turn = turn?;
-        self.count_look_up()?;
+        let counted = self.look_ups.try_one();
+        counted.map_err(|_| NotLookedUp::LimitReached)?;
         let looking = self
             .database
             .run(async |connection| options::by_ids(connection, &missing).await);
@@ -563,9 +564,10 @@ mod tests {
         partners.learn(id, row_version, keys.collect());
     }
 
-    /// Whoever sends invented keys must not make a valid one count as unknown.
+    /// Whoever sends invented keys must not make a partner believe that an option does not exist. A
+    /// stranger gets no 5xx, which would count as a failure of ours.
     #[tokio::test]
-    async fn what_cannot_be_looked_up_is_not_called_unknown() {
+    async fn an_option_that_cannot_be_looked_up_is_not_called_unknown() {
         let server = DatabaseConfig {
             database_url: "postgres://localhost/none".into(),
         };
@@ -579,8 +581,7 @@ mod tests {
         .unwrap();
         let directory = Directory::new(database, Vault::of(&[]).unwrap());
         while directory.look_ups.try_one().is_ok() {}
-        let partner = directory.partner("new").await;
-        assert!(matches!(partner, Err(NotLookedUp::LimitReached)));
+        assert!(directory.partner("invented").await.unwrap().is_none());
         let options = directory.options(&[OptionId::new()]).await;
         let error = ApiError::from(options.unwrap_err());
         assert!(matches!(error, ApiError::Unavailable { .. }), "{error:?}");

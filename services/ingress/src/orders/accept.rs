@@ -255,10 +255,7 @@ impl OrderService {
         // after it.
         let awaited = order.awaits_verdicts();
         let pending_answer = awaited.then(|| self.handshake.expect_reports(&order));
-        let sent_at = self.store_unless_taken(&mut order, &mut answer).await;
-        let taken =
-            || ApiError::Unprocessable(vec![RequestFault::new(ErrorCode::ExternalOrderIdTaken)]);
-        let sent = match sent_at.and_then(|sent| sent.ok_or_else(taken)) {
+        let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(sent) => sent,
             Err(error) => {
                 self.fail(order.partner_id, error, answer);
@@ -396,8 +393,8 @@ impl OrderService {
         let _ = answer.send(Err(error));
     }
 
-    /// Stores the order. Returns the moment at which the statement was sent, or `None` if the
-    /// external id of the order is taken.
+    /// Stores the order, unless its external id is taken. Returns the moment at which the statement
+    /// was sent.
     ///
     /// "Already taken" promises that the earlier order is carried out. While that order waits for
     /// its verdict it may still be refused, and then its id is free again. So this request waits
@@ -412,19 +409,22 @@ impl OrderService {
         &self,
         order: &mut NewOrder,
         answer: &mut oneshot::Sender<OrderAnswer>,
-    ) -> Result<Option<Moment>, ApiError> {
+    ) -> Result<Moment, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut place = None;
         loop {
             let inserted = self.insert(order, answer).await?;
             if inserted.stored {
-                return Ok(Some(inserted.sent));
+                return Ok(inserted.sent);
             }
             match self
                 .until_decided(order, give_up, &mut place, answer)
                 .await?
             {
-                EarlierOrder::Stands => return Ok(None),
+                EarlierOrder::Stands => {
+                    let taken = RequestFault::new(ErrorCode::ExternalOrderIdTaken);
+                    return Err(ApiError::Unprocessable(vec![taken]));
+                }
                 EarlierOrder::Refused if Instant::now() >= give_up => return Err(UNDECIDED_ORDER),
                 EarlierOrder::Refused => {}
             }

@@ -38,7 +38,7 @@ impl ProviderContext {
             }
             // The purchase may still be on its way to the provider, so its absence says nothing
             // yet.
-            Ok(LookUpResponse::NotFound) if claimed.attempt_age < self.arrival_delay => {
+            Ok(LookUpResponse::NotFound) if claimed.attempt_age < self.settling_delay => {
                 let early = Reason::with(
                     ReasonCode::OutcomeUnknown,
                     "the purchase is not there, but it may still arrive; ask again in some minutes",

@@ -431,7 +431,7 @@ mod tests {
         ClaimedPlacement {
             was: PlacementState::Placing,
             claim: PlacementClaim::Probe,
-            call_may_be_in_flight: false,
+            in_doubt: true,
             ..ClaimedPlacement::new(
                 PlacementId::new(),
                 OrderId::new(),

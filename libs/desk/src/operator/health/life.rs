@@ -11,7 +11,8 @@
 //! That is a recorded act, which ends with the finding.
 //!
 //! A finding is the same one as long as its [key](FindingKind::key) is found. One that comes back
-//! within [`MENDED_AFTER`] was never mended, so what flickers is one finding.
+//! within [`MENDED_AFTER`] was never mended, so what flickers is one finding. In the same way it
+//! gets worse at once and better after that time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -62,6 +63,9 @@ pub struct FindingWatch {
     seen: BTreeSet<String>,
     /// What is open and was not found, perhaps for a moment only.
     gone: BTreeMap<String, Gone>,
+    /// What is open and is not as bad any more, perhaps for a moment only, with the first such
+    /// look.
+    better: BTreeMap<String, OffsetDateTime>,
     /// The outage of PostgreSQL that this process has seen and that is not noted yet.
     outage: Option<Outage>,
 }
@@ -105,6 +109,7 @@ impl FindingWatch {
             looked_at: None,
             seen: BTreeSet::new(),
             gone: BTreeMap::new(),
+            better: BTreeMap::new(),
             outage: None,
         }
     }
@@ -220,6 +225,7 @@ impl FindingWatch {
                 events.extend(self.note_found(key, one, now));
             }
         }
+        self.better.retain(|key, _| found.contains(key));
         let is_missing = |key: &&String| !found.contains(*key) && report.could_find(key);
         let missing = self.open.keys().filter(is_missing);
         let missing: Vec<String> = missing.cloned().collect();
@@ -251,9 +257,22 @@ impl FindingWatch {
 
     fn note_found(&mut self, key: String, one: &Finding, now: OffsetDateTime) -> Option<NewEvent> {
         let severity = one.severity();
-        let change = match self.open.get(&key) {
+        let known = self.open.get(&key).map(|span| span.severity);
+        if known.is_none_or(|known| known <= severity) {
+            self.better.remove(&key);
+        }
+        let change = match known {
             None => FindingChange::Opened,
-            Some(span) if span.severity != severity => FindingChange::Changed,
+            Some(known) if known < severity => FindingChange::Changed,
+            Some(known) if known > severity => {
+                // What swings between two severities has the worse one.
+                let since = *self.better.entry(key.clone()).or_insert(now);
+                if now - since < self.mended_after {
+                    return None;
+                }
+                self.better.remove(&key);
+                FindingChange::Changed
+            }
             Some(_) => return None,
         };
         let since = self.open.get(&key).map(|span| span.since);

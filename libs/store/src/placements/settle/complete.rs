@@ -1,5 +1,5 @@
-//! The lean settlement of the most common outcome: a freshly claimed attempt bought the placement,
-//! and all of its profiles are there.
+//! The lean settlement of the most common outcome: an attempt, whatever its number, bought the
+//! placement right after its claim, and all of its profiles are there.
 //!
 //! It exists because nearly every order ends like this, so its cost decides how many orders one
 //! database can carry. It writes `placements`, `esims` and `deliveries`, and reads no other table,
