@@ -464,7 +464,7 @@ async fn seen(stack: &Stack, console: &mut Console, words: &str) -> Result<Optio
     let line = lines.next().and_then(|one| one["state"].as_str());
     // The words stand behind the beginning of their item.
     let shown = page.find(words).and_then(|at| {
-        let (_, item) = page[..at].rsplit_once("<li class=\"issue ")?;
+        let (_, item) = page[..at].rsplit_once("<li class=\"finding ")?;
         item.split('"').next()
     });
     let (Some(attention), Some(status), Some(line), Some(shown)) =
