@@ -262,6 +262,7 @@ async fn a_new_partner_works_at_once_however_much_it_begins_with() {
     let mut stack = Stack::builder()
         .env(Stage::Ingress, "--target-delay", "1m")
         .env(Stage::Ingress, "--head-timeout", "1m")
+        .env(Stage::Ingress, "QUEUE_DEADLINE", "20s")
         .start()
         .await
         .unwrap();
