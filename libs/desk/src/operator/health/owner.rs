@@ -30,9 +30,9 @@ pub(super) async fn find_owners(
                  FROM operator_actions
                  WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
                  ORDER BY left(split_part(target, ' ', 2), 100), at DESC) AS taken
-           WHERE NOT EXISTS (
-               SELECT FROM history
-               WHERE provider = '' AND order_id IS NULL AND history.at > taken.at AND kind = $3 AND history.reason = key)"#,
+           WHERE (SELECT true FROM history
+                  WHERE provider = '' AND order_id IS NULL AND history.at > taken.at AND kind = $3 AND history.reason = key
+                  LIMIT 1) IS NULL"#,
         &keys,
         Command::FindingTake.as_str(),
         FindingChange::Mended.as_str(),
