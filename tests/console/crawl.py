@@ -175,6 +175,7 @@ class Crawl:
         # The acts that were found: their routes, and where the form of one is.
         self.acts, self.done = {}, set()
         self.reasons = 0
+        self.outdated = 0
 
     def run(self):
         while self.queue or self.acts:
@@ -383,6 +384,14 @@ class Crawl:
         page.wait_for_selector("h1")
         self.walk.visit("POST", BASE + action)
         where = f"after {action}"
+        if answer.value.status == 409 and path is not None and self.outdated < 5:
+            # The notifier has tried a webhook since the page was shown. Whoever is told so looks at the page as it is now.
+            self.outdated += 1
+            page.wait_for_timeout(1000)
+            self.walk.problems[:] = [one for one in self.walk.problems if "status of 409" not in one]
+            self.done.discard(route)
+            self.act(route, path, action)
+            return
         if answer.value.status >= 400:
             told = page.locator("main").inner_text()[:300]
             self.walk.problems.append(f"{where}, from {path}: {answer.value.status}: {told}")
