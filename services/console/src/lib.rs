@@ -114,6 +114,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.finished().await
 }
 
+/// The outage of PostgreSQL that lasts, since the first look that failed.
+fn outage(findings: &mut FindingWatch, why: String) -> Finding {
+    let since = findings.outage(runtime::clock::now(), &why);
+    Finding::new(FindingKind::DatabaseDown { why }, Some(since))
+}
+
 /// Keeps the readiness and the record of what was wrong, so that both tell one beginning of one
 /// outage. Beside other consoles each thing is noted once. A schema that does not serve this
 /// version ends the process, as it does for the other programs.
@@ -130,9 +136,7 @@ async fn watch_findings(
         match checked.await {
             Ok(_) => readiness.set_ready("database"),
             Err(SchemaError::Store(error)) => {
-                let why = error.to_string();
-                let since = findings.outage(runtime::clock::now(), &why);
-                let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
+                let finding = outage(&mut findings, error.to_string());
                 readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
                 newest.send_replace(NewestLook::outage(finding));
                 continue;
@@ -146,9 +150,7 @@ async fn watch_findings(
             }
             Err(error) => {
                 // Whoever cannot examine what is wrong must not look as if there were nothing.
-                let why = error.to_string();
-                let since = findings.outage(runtime::clock::now(), &why);
-                let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
+                let finding = outage(&mut findings, error.to_string());
                 newest.send_replace(NewestLook::outage(finding));
                 tracing::warn!(
                     %error,

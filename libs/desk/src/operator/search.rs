@@ -62,6 +62,30 @@ pub struct OrderHit {
     pub by: MatchedId,
 }
 
+/// An order that was found, as it is read.
+struct StoredHit {
+    order_id: Uuid,
+    external_order_id: String,
+    partner_id: Uuid,
+    partner: Option<String>,
+    created_at: OffsetDateTime,
+    by: String,
+}
+
+impl StoredHit {
+    fn read(self) -> Result<OrderHit> {
+        let by = self.by.parse();
+        Ok(OrderHit {
+            order_id: self.order_id,
+            external_order_id: self.external_order_id,
+            partner_id: self.partner_id,
+            partner: self.partner,
+            created_at: self.created_at,
+            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", self.by)))?,
+        })
+    }
+}
+
 /// A partner that was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PartnerHit {
@@ -234,15 +258,15 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
     let mut more = 0;
     for row in query.fetch_all(connection).await? {
         more = row.total - MOST;
-        let by = row.by.parse();
-        orders.push(OrderHit {
+        let hit = StoredHit {
             order_id: row.order_id,
             external_order_id: row.external_order_id,
             partner_id: row.partner_id,
             partner: row.partner,
             created_at: row.created_at,
-            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
-        });
+            by: row.by,
+        };
+        orders.push(hit.read()?);
     }
     Ok((orders, more.max(0)))
 }
@@ -250,7 +274,8 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
 async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(&without_separators(id)).ok();
-    let query = sqlx::query!(
+    let query = sqlx::query_as!(
+        StoredHit,
         r#"WITH known (provider) AS MATERIALIZED (
                SELECT name FROM providers UNION SELECT provider FROM options
            ), found (order_id, by) AS (
@@ -284,18 +309,11 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
         iccid.as_ref().map(Iccid::as_str),
         MOST,
     );
-    let mut hits = SearchHits::default();
-    for row in query.fetch_all(&mut *connection).await? {
-        let by = row.by.parse();
-        hits.orders.push(OrderHit {
-            order_id: row.order_id,
-            external_order_id: row.external_order_id,
-            partner_id: row.partner_id,
-            partner: row.partner,
-            created_at: row.created_at,
-            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
-        });
-    }
+    let rows = query.fetch_all(&mut *connection).await?.into_iter();
+    let mut hits = SearchHits {
+        orders: rows.map(StoredHit::read).collect::<Result<_>>()?,
+        ..SearchHits::default()
+    };
     // Partners are few, so their names have no index.
     let query = sqlx::query!(
         r#"SELECT partner_id, name, environment, count(*) OVER () AS "total!" FROM partners
@@ -332,7 +350,8 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
     let is_number = |one: &&String| one.bytes().all(|digit| digit.is_ascii_digit());
     let numbers: Vec<String> = ids.iter().filter(is_number).cloned().collect();
     // Each is looked up by itself, because for many at once the planner would read whole tables.
-    let query = sqlx::query!(
+    let query = sqlx::query_as!(
+        StoredHit,
         r#"WITH found (order_id, by) AS (
                SELECT o.order_id, 'external_order_id'
                FROM unnest($1::text[]) AS near (id)
@@ -366,18 +385,7 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
         MOST,
     );
     let rows = query.fetch_all(connection).await?.into_iter();
-    let hits = rows.map(|row| {
-        let by = row.by.parse();
-        Ok(OrderHit {
-            order_id: row.order_id,
-            external_order_id: row.external_order_id,
-            partner_id: row.partner_id,
-            partner: row.partner,
-            created_at: row.created_at,
-            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
-        })
-    });
-    hits.collect()
+    rows.map(StoredHit::read).collect()
 }
 
 /// The external ids of refused requests that differ from this text in one character.
