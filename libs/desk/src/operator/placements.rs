@@ -269,13 +269,18 @@ fn is_reference(text: &str) -> bool {
 /// What distinguishes one parking of a placement from the next one: the attempt, and why it is
 /// parked.
 pub fn parking(attempt: i32, reason: &StoredReason) -> String {
+    format!("attempt {attempt}, {}", cause(reason))
+}
+
+/// Why a placement is parked, in characters that a form carries unchanged.
+pub fn cause(reason: &StoredReason) -> String {
     let reason = reason.told();
     let reason = reason.as_deref().unwrap_or("no reason is recorded");
     // A form carries this text. Browsers change line breaks in it, and pages show control
     // characters in another form, so that it would never be the same again.
     let carried = |of: &char| of.is_alphanumeric() || of.is_ascii_graphic() || *of == ' ';
     let reason: String = reason.chars().filter(carried).collect();
-    format!("attempt {attempt}, {}", reason.trim())
+    reason.trim().to_owned()
 }
 
 /// What an operator has found out about a parked placement.

@@ -41,16 +41,16 @@ const LAST_MESSAGES: Duration = Duration::from_millis(50);
 /// The interval between log lines about missing messages.
 const LOG_EVERY: Duration = Duration::from_mins(1);
 
-/// An outage of the pulls: how long it lasts, when to pull again, and what has been logged about
+/// The pulls that failed in a row: how long that lasts, when to pull again, and what has been logged about
 /// it.
 #[derive(Default)]
-struct Outage {
+struct FailedPulls {
     failures: u32,
     began: Option<Instant>,
     logged: Option<Instant>,
 }
 
-impl Outage {
+impl FailedPulls {
     /// The delay before the next pull.
     fn pause(&self) -> Duration {
         match self.failures.checked_sub(1) {
@@ -62,7 +62,7 @@ impl Outage {
     /// Counts and logs a failed pull. A stream that was lost or a server that restarted costs one
     /// failure, so only a second one in a row means an outage. A cluster that is too small is one
     /// at once, because no retry helps.
-    fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
+    fn add(&mut self, consumer: &str, error: &anyhow::Error) {
         self.failures = self.failures.saturating_add(1);
         self.began.get_or_insert_with(Instant::now);
         let lasts = self.failures > 1 || error.is::<TooFewServers>();
@@ -106,10 +106,10 @@ impl<H: Handler> Worker<H> {
     pub(super) async fn messages(self: Arc<Self>, source: MessageSource) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
-        let mut outage = Outage::default();
+        let mut failed = FailedPulls::default();
         while !stop.is_cancelled() {
             let waiting = async {
-                tokio::time::sleep(outage.pause()).await;
+                tokio::time::sleep(failed.pause()).await;
                 self.nats.until_up().await;
             };
             if stop.run_until_cancelled(waiting).await.is_none() {
@@ -117,8 +117,8 @@ impl<H: Handler> Worker<H> {
             }
             // After any error the loop begins anew, which also creates missing streams and
             // consumers.
-            if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
-                outage.failed(&source.durable, &error);
+            if let Err(error) = self.pull_until_broken(&source, &mut failed).await {
+                failed.add(&source.durable, &error);
             }
         }
         Ok(())
@@ -130,7 +130,7 @@ impl<H: Handler> Worker<H> {
     async fn pull_until_broken(
         &self,
         source: &MessageSource,
-        outage: &mut Outage,
+        failed: &mut FailedPulls,
     ) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
@@ -159,7 +159,7 @@ impl<H: Handler> Worker<H> {
                 let (messages, errors): (Vec<_>, Vec<_>) =
                     chunk.into_iter().partition(Result::is_ok);
                 if !messages.is_empty() {
-                    outage.over(&source.durable);
+                    failed.over(&source.durable);
                     self.accept(source, messages.into_iter().flatten()).await;
                 }
                 if let Some(Err(error)) = errors.into_iter().next() {
@@ -175,7 +175,7 @@ impl<H: Handler> Worker<H> {
                 }
                 return Ok(());
             }
-            outage.over(&source.durable);
+            failed.over(&source.durable);
         }
     }
 

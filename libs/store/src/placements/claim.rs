@@ -573,10 +573,10 @@ impl Unreadable {
         }
     }
 
-    /// Parks the placement as disputed, so that it does not fail in every claim.
+    /// Parks the placement, so that it does not fail in every claim. One that is parked already
+    /// stays as it is; it fails, and is logged, with each further look at it.
     async fn park(self, connection: &mut PgConnection) -> Result<()> {
         let error = self.error;
-        tracing::error!(placement.id = %self.placement_id, %error, "parked: its row cannot be read");
         let parked = PlacementSettlement {
             placement_id: self.placement_id,
             attempt: self.attempt,
@@ -586,6 +586,7 @@ impl Unreadable {
             known: None,
         };
         settle(connection, &[parked]).await?;
+        tracing::error!(placement.id = %self.placement_id, %error, "parked: its row cannot be read");
         Ok(())
     }
 }

@@ -100,7 +100,7 @@ enum Found {
 
 /// The address of the page for the cause of a purchase, after its provider was asked for so many.
 pub(crate) fn path(one: &ListedPlacement, asked: Option<usize>) -> String {
-    let cause = cause_of(one);
+    let cause = placements::cause(&one.reason);
     let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
     let fields = [
         ("provider", one.provider.as_str()),
@@ -108,13 +108,6 @@ pub(crate) fn path(one: &ListedPlacement, asked: Option<usize>) -> String {
         ("asked", &asked),
     ];
     address("/purchases/settle", fields)
-}
-
-/// Why a purchase is on hold, in characters that a form carries unchanged.
-fn cause_of(one: &ListedPlacement) -> String {
-    let parking = placements::parking(0, &one.reason);
-    let (_, cause) = parking.split_once(", ").unwrap_or_default();
-    cause.trim().to_owned()
 }
 
 /// The purchases on hold for a cause.
@@ -141,7 +134,7 @@ async fn on_hold(app: &App, fields: &FormFields) -> Result<OnHold, Problem> {
         Ok::<_, pg::Error>((seen, found))
     };
     let (seen, mut found) = app.database().run(read).await?;
-    found.retain(|one| one.elsewhere.is_empty() && cause_of(one) == cause);
+    found.retain(|one| one.elsewhere.is_empty() && placements::cause(&one.reason) == cause);
     if found.is_empty() {
         return Err(Problem::NotFound(
             "No purchase is on hold there for this cause any more. If the provider was asked for them, it has them, \

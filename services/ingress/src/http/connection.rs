@@ -56,9 +56,16 @@ pub(crate) struct Connection {
 
 /// An answer that has not left yet.
 struct BufferedAnswer {
-    /// The time after which the answer is not sent. `None` if it must never be sent.
-    deadline: Option<Moment>,
+    sending: Sending,
     left: oneshot::Sender<()>,
+}
+
+/// Whether an answer may be sent.
+#[derive(Clone, Copy)]
+enum Sending {
+    Until(Moment),
+    /// The connection is closed instead.
+    Never,
 }
 
 impl Connection {
@@ -80,11 +87,17 @@ impl Watch for Connection {
     /// connection.
     fn before_write(&self) -> io::Result<()> {
         let buffered = self.buffered();
-        if buffered.iter().any(|answer| answer.deadline.is_none()) {
+        let is_late = |answer: &BufferedAnswer| match answer.sending {
+            Sending::Until(deadline) => deadline.has_passed(),
+            Sending::Never => false,
+        };
+        if buffered
+            .iter()
+            .any(|answer| matches!(answer.sending, Sending::Never))
+        {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        let mut deadlines = buffered.iter().filter_map(|answer| answer.deadline);
-        if deadlines.any(Moment::has_passed) {
+        if buffered.iter().any(is_late) {
             tracing::warn!(
                 "the 201 of an order did not leave before its deadline, so the connection is closed; the order is \
                  stored, and the partner learns that when it repeats the request"
@@ -123,7 +136,7 @@ pub(crate) fn answer_body(
         bytes: Some(bytes),
         connection,
         answer: Some(BufferedAnswer {
-            deadline: Some(deadline),
+            sending: Sending::Until(deadline),
             left,
         }),
     })
@@ -138,7 +151,7 @@ pub(crate) fn unsent_body(connection: Arc<Connection>) -> Body {
         bytes: Some(Bytes::from_static(b"{}")),
         connection,
         answer: Some(BufferedAnswer {
-            deadline: None,
+            sending: Sending::Never,
             left,
         }),
     })

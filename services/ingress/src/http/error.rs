@@ -5,7 +5,7 @@
 //! never part of a response, because it could show partners something of our system or of other
 //! partners.
 //!
-//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the
+//! Handlers return an [`ApiError`]. [`crate::observe`] logs and counts it once, from the
 //! [`ErrorRecord`] that is an extension of the response.
 
 use std::{fmt::Display, sync::Arc, time::Duration};
@@ -143,7 +143,7 @@ pub(crate) struct ReachedLimit {
 }
 
 /// What the log and the metrics say about an error response. It is an extension of the response, so
-/// that it reaches [`super::observe`] without being sent.
+/// that it reaches [`crate::observe`] without being sent.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorRecord {
     /// The status of the response, or [`HUNG_UP`].

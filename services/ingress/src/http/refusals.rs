@@ -12,7 +12,7 @@
 //! - Nothing secret is kept: no header, no query and no body. The external order id and the path of
 //!   a signed route hold none.
 //!
-//! [`super::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by
+//! [`crate::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by
 //! the [`RequestSender`] that [`crate::access::authentication`] found. While the database is away,
 //! refusals are lost; the log and the metrics still have them. What a process has not said when it
 //! ends is forgotten.

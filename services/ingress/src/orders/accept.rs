@@ -260,7 +260,7 @@ impl OrderService {
             Err(error) => {
                 self.fail(order.partner_id, error, answer);
                 if let Some(pending_answer) = pending_answer {
-                    pending_answer.forget();
+                    pending_answer.unanswered();
                 }
                 return;
             }
@@ -343,7 +343,7 @@ impl OrderService {
             self.metrics
                 .verdict(verdicts.get(&placement.placement_id).copied());
         }
-        match decide::refusals_or_flush(&self.database, &order, &verdicts).await {
+        match decide::refuse_or_flush(&self.database, &order, &verdicts).await {
             Ok(None) => {
                 let units = topups(&order).count();
                 self.metrics
@@ -376,13 +376,13 @@ impl OrderService {
                 );
                 let errors = decide::refusal_errors(order.order_id, &refusals);
                 self.fail(order.partner_id, ApiError::Unprocessable(errors), answer);
-                pending_answer.forget();
+                pending_answer.unanswered();
             }
             // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises
             // nothing, and a repeated request learns which of them is true.
             Err(error) => {
                 self.fail(order.partner_id, error, answer);
-                pending_answer.forget();
+                pending_answer.unanswered();
             }
         }
     }

@@ -224,7 +224,7 @@ fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
 }
 
 /// Whether the taken external id is among the errors, so that an order with this id is stored.
-pub(super) fn names_taken(errors: &[RequestFault]) -> bool {
+pub(super) fn any_is_taken(errors: &[RequestFault]) -> bool {
     errors
         .iter()
         .any(|fault| fault.code == ErrorCode::ExternalOrderIdTaken)

@@ -192,7 +192,7 @@ async fn respond(
     let created = create(app, partner, received, Arc::clone(connection)).await;
     let is_stored = match &created {
         Ok(_) => true,
-        Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
+        Err(ApiError::Unprocessable(faults)) => check::any_is_taken(faults),
         Err(_) => false,
     };
     let mut response = created.unwrap_or_else(ApiError::into_response);

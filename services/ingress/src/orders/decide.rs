@@ -14,7 +14,7 @@ use crate::http::{
 
 /// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so
 /// that it may get its 201. Usually the verdict is *placed*, and then neither step asks PostgreSQL.
-pub(super) async fn refusals_or_flush(
+pub(super) async fn refuse_or_flush(
     database: &Database,
     order: &NewOrder,
     verdicts: &HashMap<PlacementId, Verdict>,

@@ -334,7 +334,7 @@ impl PendingAnswer {
 
     /// The order gets no 201. Publishes the readiness events that were held, if there are any, and
     /// expects no further ones.
-    pub(crate) fn forget(self) {
+    pub(crate) fn unanswered(self) {
         drop(self);
     }
 }
@@ -525,7 +525,7 @@ mod tests {
             published.try_recv().is_err(),
             "the answer is still on its way"
         );
-        answer.forget();
+        answer.unanswered();
         assert_eq!(published.recv().await, Some(held));
         let later = report_ready(&pending, order.order_id);
         assert_eq!(published.recv().await, Some(later));
@@ -560,7 +560,7 @@ mod tests {
         let reported: Vec<DeliveryId> = (0..100)
             .map(|_| report_ready(&pending, order.order_id))
             .collect();
-        answer.forget();
+        answer.unanswered();
         assert_eq!(
             [published.recv().await, published.recv().await],
             [Some(reported[0]), Some(reported[1])]
@@ -576,7 +576,7 @@ mod tests {
         let twice = report_ready(&pending, order.order_id);
         report_delivery(&pending, order.order_id, twice);
         let other = report_ready(&pending, order.order_id);
-        answer.forget();
+        answer.unanswered();
         assert_eq!(
             [published.recv().await, published.recv().await],
             [Some(twice), Some(other)]
