@@ -41,8 +41,8 @@ const LAST_MESSAGES: Duration = Duration::from_millis(50);
 /// The interval between log lines about missing messages.
 const LOG_EVERY: Duration = Duration::from_mins(1);
 
-/// The pulls that failed in a row: how long that lasts, when to pull again, and what has been logged about
-/// it.
+/// The pulls that failed in a row: how long that lasts, when to pull again, and what has been
+/// logged about it.
 #[derive(Default)]
 struct FailedPulls {
     failures: u32,

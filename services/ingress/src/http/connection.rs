@@ -87,17 +87,12 @@ impl Watch for Connection {
     /// connection.
     fn before_write(&self) -> io::Result<()> {
         let buffered = self.buffered();
-        let is_late = |answer: &BufferedAnswer| match answer.sending {
-            Sending::Until(deadline) => deadline.has_passed(),
-            Sending::Never => false,
-        };
-        if buffered
-            .iter()
-            .any(|answer| matches!(answer.sending, Sending::Never))
-        {
+        let late = |answer: &BufferedAnswer| matches!(answer.sending, Sending::Until(deadline) if deadline.has_passed());
+        let never = |answer: &BufferedAnswer| matches!(answer.sending, Sending::Never);
+        if buffered.iter().any(never) {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        if buffered.iter().any(is_late) {
+        if buffered.iter().any(late) {
             tracing::warn!(
                 "the 201 of an order did not leave before its deadline, so the connection is closed; the order is \
                  stored, and the partner learns that when it repeats the request"
