@@ -1,4 +1,4 @@
-"""measure.py [--cycles N] [--seconds N] [--rate N] [--only NAME]… [--report FILE]: see tests/attacks/run."""
+"""measure.py [--cycles N] [--seconds N] [--rate N] [--latency MS] [--only NAME]… [--report FILE]: see tests/attacks/run."""
 
 import argparse
 import json
@@ -69,6 +69,12 @@ class System:
         """In MiB, since the reset."""
         status = {stage: pathlib.Path(f"/proc/{pid}/status").read_text() for stage, pid in self.pids.items()}
         return {stage: int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) / 1024 for stage, text in status.items()}
+
+    def slow_provider(self, milliseconds):
+        """From now on each call to the sandbox provider takes so long."""
+        faults = json.dumps({"latency_ms": milliseconds}).encode()
+        request = urllib.request.Request(f"{self.env['SANDBOX_URL']}/faults", faults, method="PUT")
+        urllib.request.urlopen(request, timeout=60).close()
 
     def bought_times(self):
         """How often the sandbox provider sold each placement."""
@@ -232,6 +238,7 @@ def main():
     parser.add_argument("--cycles", type=int, default=3, choices=range(2, 100), metavar="N")
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--rate", type=int, default=50)
+    parser.add_argument("--latency", type=int, default=0, metavar="MS")
     parser.add_argument("--only", action="append", choices=ATTACKS)
     parser.add_argument("--report", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -257,6 +264,7 @@ def main():
         "option": option,
         "live_option": LIVE_OPTION,
     }
+    system.slow_provider(arguments.latency)
     good = Good(ports | {"rate": arguments.rate, "keys": keys["good"], "option": option})
     if not await_(lambda: len(good.webhooks) > arguments.rate, 30):
         sys.exit("no webhook arrives")

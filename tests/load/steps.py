@@ -1,4 +1,4 @@
-"""tests/load/steps.py LOAD LOCAL_DIR RATE SECONDS: records one run of the load generator, for tests/load/steps.
+"""tests/load/steps.py LOAD LOCAL_DIR RATE SECONDS [LATENCY]: records one run of the load generator, for tests/load/steps.
 
 Each write to a socket is an edge from one process to another. A step is the time from one edge of an order to the next
 one in EDGES, so the table follows the way of one order through the system. The writes of other work, such as pulses, fall
@@ -91,10 +91,11 @@ class Sockets:
                     self.clients[pid] = peer
 
 
-def record(load, local, rate, seconds):
+def record(load, local, rate, seconds, latency):
     data = local / "steps.data"
     events = [part for event in EVENTS for part in ("-e", event)]
     run = [load, "--rate", rate, "--seconds", seconds, "--pgbench-seconds", "0"]
+    run += [part for one in latency for part in ("--provider-latency", one)]
     perf = ["perf", "record", "-q", "-a", "-k", "CLOCK_MONOTONIC", "-o", str(data), *events, "--", *run]
     sockets = Sockets(local / "run")
     with open(local / "steps.log", "w") as log:
@@ -149,8 +150,8 @@ def times(order):
 
 
 def main():
-    load, local, rate, seconds = sys.argv[1:]
-    data, sockets = record(load, pathlib.Path(local), rate, seconds)
+    load, local, rate, seconds, *latency = sys.argv[1:]
+    data, sockets = record(load, pathlib.Path(local), rate, seconds, latency)
     steps, totals, count, whole = collections.defaultdict(list), collections.defaultdict(list), 0, 0
     for order in orders(edges(data, sockets)):
         count += 1

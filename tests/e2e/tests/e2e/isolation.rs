@@ -76,14 +76,15 @@ async fn good_beside(stack: &Stack, good: &Shop, bad: &[(&str, u32)]) -> Result<
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn options_that_hang_or_fail_leave_the_others_alone() {
+/// `faults` are those of the whole provider.
+async fn hang_or_fail_beside_good_ones(faults: &'static str) {
     let stack = Stack::builder()
         .replicas(Stage::Provisioner, 2)
         .start()
         .await
         .unwrap();
     let good = Shop::open(&stack).await.unwrap();
+    stack.set_faults(faults).await.unwrap();
     good_beside(
         &stack,
         &good,
@@ -91,4 +92,15 @@ async fn options_that_hang_or_fail_leave_the_others_alone() {
     )
     .await
     .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn options_that_hang_or_fail_leave_the_others_alone() {
+    hang_or_fail_beside_good_ones("{}").await;
+}
+
+/// Each call takes as long as at a real provider.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_leave_the_others_alone_at_a_slow_provider_too() {
+    hang_or_fail_beside_good_ones(r#"{"latency_ms": 1000}"#).await;
 }
