@@ -8,7 +8,8 @@
 //! The forms are those of the provider's public documents (prints of 2025, pages collected in
 //! September 2026), whatever the provisioner expects, so that a mistake of the provisioner shows up
 //! in the tests: all packages in one answer, a second page that is an object, one activation code
-//! for all eSIMs of the test mode, and prices for consumers beside those that are charged.
+//! for all eSIMs of the test mode, and prices for consumers beside those that are charged. `PUT
+//! /airalo/discount` with a percentage lets the account pay by `discount_pricing` from then on.
 
 use std::collections::HashMap;
 
@@ -18,10 +19,10 @@ use axum::{
     extract::{FromRequestParts, Path, RawQuery, State, rejection::BytesRejection},
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{get, post, put},
 };
 use rand::RngExt;
-use runtime::clock;
+use runtime::{clock, lock};
 use serde_json::{Value, json};
 use signing::{SecretKey, airalo};
 use time::{
@@ -46,7 +47,7 @@ use sandbox::{
 use crate::{
     form,
     products::{self, Kind},
-    state::{Upstreams, bearer},
+    state::{Pricing, Upstreams, bearer},
 };
 
 pub const ORDERS: &str = "/v2/orders";
@@ -60,7 +61,7 @@ const MOST: u32 = 50;
 const PAGE_MOST: usize = 100;
 /// The days for which a package is valid.
 const VALIDITY: u32 = 30;
-/// What each unit costs us, in dollars.
+/// What each unit costs us, in dollars, unless we pay by a discount.
 const NET_PRICE: f64 = 4.5;
 /// The same as in the catalogue.
 pub const PRICE_TEXT: &str = "4.50";
@@ -102,7 +103,7 @@ const TEST_PACKAGES: [(&str, u32, &str); 5] = [
         "The requested eSIM package is invalid or it is currently out of stock.",
     ),
 ];
-/// What our account holds. It never gets less, because nothing here is real.
+/// What our account held before its first order.
 const BALANCE: f64 = 100_000.0;
 const MB: u64 = 1024 * 1024;
 const TOKEN_LASTS: u64 = 24 * 60 * 60;
@@ -122,6 +123,47 @@ pub fn routes() -> Router<Upstreams> {
         .route("/v2/sims/{iccid}/usage", get(usage))
         .route("/v2/balance", get(balance))
         .route("/v2/packages", get(packages))
+        .route("/airalo/discount", put(set_discount))
+}
+
+/// From now on our account pays by `discount_pricing`, with this percentage.
+async fn set_discount(State(upstreams): State<Upstreams>, Json(percentage): Json<f64>) {
+    *lock(&upstreams.airalo_pricing) = Pricing::Discount(percentage);
+}
+
+impl Pricing {
+    fn of(upstreams: &Upstreams) -> Self {
+        *lock(&upstreams.airalo_pricing)
+    }
+
+    fn model(self) -> &'static str {
+        match self {
+            Self::Net => "net_pricing",
+            Self::Discount(_) => "discount_pricing",
+        }
+    }
+
+    /// What a package or an order names beside its price for consumers.
+    fn net_price(self, price: f64) -> Option<f64> {
+        matches!(self, Self::Net).then_some(price)
+    }
+
+    /// How the list of packages begins.
+    fn shown(self) -> Value {
+        let percentage = match self {
+            Self::Net => 0.0,
+            Self::Discount(percentage) => percentage,
+        };
+        json!({ "model": self.model(), "discount_percentage": percentage })
+    }
+
+    /// What a unit costs us.
+    fn cost(self) -> f64 {
+        match self {
+            Self::Net => NET_PRICE,
+            Self::Discount(percentage) => RETAIL_PRICE * (100.0 - percentage) / 100.0,
+        }
+    }
 }
 
 /// A new token, which the process accepts until it ends.
@@ -252,10 +294,8 @@ async fn order(
     };
     let sandbox = &upstreams.sandbox;
     // A provider that does not do what it documents sells these, too.
-    let faults = sandbox.faults.faults();
-    let lies = faults.is_some_and(|faults| faults.detect_duplicates == Some(false));
     let test = TEST_PACKAGES.iter().find(|(name, ..)| name == package_id);
-    if let Some((_, code, reason)) = test.filter(|_| !lies) {
+    if let Some((_, code, reason)) = test.filter(|_| !upstreams.lies()) {
         return unprocessable(Json(refusal(*code, reason)).into_response());
     }
     let products = vec![Product {
@@ -269,7 +309,7 @@ async fn order(
     let sold = sale::sell(sandbox, description, products, repeats, channel).await;
     match sold {
         Ok(Sale::Sold(purchase)) => {
-            let shown = shown(sandbox, &purchase, clock::now());
+            let shown = shown(&upstreams, &purchase, clock::now());
             garble::garbled(garble, &SHAPE, data(&shown))
         }
         Ok(Sale::Refused(refused)) => {
@@ -289,22 +329,28 @@ async fn order(
 
 /// Shows an order. Airalo's own id of it is the number of its first unit.
 async fn show(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     _: WithToken,
     Path(order_id): Path<String>,
 ) -> Response {
+    let sandbox = &upstreams.sandbox;
     let first = order_id.parse().ok();
     let Some(purchase) = first.and_then(|unit| sandbox.ledger.beginning_with(unit)) else {
         let body = json!({ "data": [], "meta": { "message": "Order not found" } });
         return (StatusCode::NOT_FOUND, Json(body)).into_response();
     };
     let garble = sandbox.garble(purchase.products.iter());
-    let shown = shown(&sandbox, &purchase, clock::now());
+    let shown = shown(&upstreams, &purchase, clock::now());
     garble::garbled(garble, &SHAPE, data(&shown))
 }
 
 /// Lists the orders whose description contains a text, newest first.
-async fn list(State(sandbox): State<Sandbox>, _: WithToken, RawQuery(query): RawQuery) -> Response {
+async fn list(
+    State(upstreams): State<Upstreams>,
+    _: WithToken,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
     let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
         return invalid("limit", "The limit must be an integer.");
     };
@@ -327,7 +373,7 @@ async fn list(State(sandbox): State<Sandbox>, _: WithToken, RawQuery(query): Raw
     purchases.retain(|purchase| sandbox.shows(purchase));
     // Only the answer to an order names what it costs us.
     asked.page(purchases.iter().rev(), |purchase| {
-        let mut listed = shown(&sandbox, purchase, now);
+        let mut listed = shown(&upstreams, purchase, now);
         listed["price"] = json!(RETAIL_PRICE.to_string());
         listed["validity"] = json!(VALIDITY.to_string());
         if let Some(fields) = listed.as_object_mut() {
@@ -423,16 +469,17 @@ async fn packages(
             None => places.push((product.countries, vec![product])),
         }
     }
+    let pricing = Pricing::of(&upstreams);
     let places = places
         .iter()
-        .map(|(countries, products)| place(countries, products));
-    let fillers = (0..upstreams.airalo_places).map(filler);
+        .map(|(countries, products)| place(countries, products, pricing));
+    let fillers = (0..upstreams.airalo_places).map(|number| filler(number, pricing));
     let places: Vec<Value> = places.chain(fillers).collect();
     // Without a limit the answer has all places.
     let limit = if has_limit { asked.limit } else { places.len() };
     let asked = Asked { limit, ..asked };
     let mut page = asked.page_of(places.into_iter(), |place| place);
-    page["pricing"] = json!({ "model": "net_pricing", "discount_percentage": 0 });
+    page["pricing"] = pricing.shown();
     if asked.page > 1 {
         page["data"] = by_index(&page["data"], asked.limit * (asked.page - 1));
     }
@@ -447,7 +494,7 @@ fn by_index(list: &Value, first: usize) -> Value {
 }
 
 /// A place whose packages have the size of real ones and are never ordered.
-fn filler(number: usize) -> Value {
+fn filler(number: usize, pricing: Pricing) -> Value {
     let networks: Vec<Value> = (0..24)
         .map(|n| json!({ "name": format!("Network {n}"), "types": ["4G", "5G"] }))
         .collect();
@@ -470,7 +517,7 @@ fn filler(number: usize) -> Value {
                 "fair_usage_policy": null,
                 "voice": null,
                 "text": null,
-                "net_price": 20.8,
+                "net_price": pricing.net_price(20.8),
                 "prices": {
                     "net_price": { "USD": 20.8, "EUR": 18.2, "JPY": 3120 },
                     "recommended_retail_price": { "USD": 26.0, "EUR": 22.8, "JPY": 3900 },
@@ -497,13 +544,14 @@ fn filler(number: usize) -> Value {
     })
 }
 
-fn place(countries: &[&str], products: &[&products::Product]) -> Value {
+fn place(countries: &[&str], products: &[&products::Product], pricing: Pricing) -> Value {
     let is_local = countries.len() == 1;
     let any = |kind| products.iter().any(|product| product.kind == kind);
     let listed = countries
         .iter()
         .map(|code| json!({ "country_code": code, "title": code }));
-    let packages: Vec<Value> = products.iter().map(|product| package(product)).collect();
+    let packages = products.iter().map(|product| package(product, pricing));
+    let packages: Vec<Value> = packages.collect();
     let info = if any(Kind::NeedsConfirmationCode) {
         "The installation asks for a confirmation code."
     } else {
@@ -535,7 +583,7 @@ fn place(countries: &[&str], products: &[&products::Product]) -> Value {
     })
 }
 
-fn package(product: &products::Product) -> Value {
+fn package(product: &products::Product, pricing: Pricing) -> Value {
     json!({
         "id": product.id,
         "type": if product.kind == Kind::TopUp { "topup" } else { "sim" },
@@ -546,13 +594,15 @@ fn package(product: &products::Product) -> Value {
         "title": product.name,
         "data": product.megabytes.map_or("Unlimited".to_owned(), |data| format!("{data} MB")),
         "short_info": null,
-        "net_price": NET_PRICE,
+        "net_price": pricing.net_price(NET_PRICE),
     })
 }
 
 /// An order with its eSIMs. One that is not ready, or that fails, is listed without its profile,
 /// because the protocol has no state of an eSIM.
-fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
+fn shown(upstreams: &Upstreams, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
+    let sandbox = &upstreams.sandbox;
+    let pricing = Pricing::of(upstreams);
     let product = &purchase.products[0];
     let is_test = is_named(&product.option_id, "test-mode");
     let status = if is_named(&product.option_id, "partially-refunded") {
@@ -580,11 +630,14 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
                     "confirmation_code": null,
                 });
             }
+            let code = profile.map(|profile| &*profile.activate_code);
+            // A provider that does not do what it documents sells one code again and again.
+            let code = code.map(|code| if upstreams.lies() { "SOLD-AGAIN" } else { code });
             json!({
                 "id": shown.unit,
                 "iccid": profile.map(|profile| &profile.iccid),
                 "lpa": profile.map(|profile| profile.smdp),
-                "matching_id": profile.map(|profile| &profile.activate_code),
+                "matching_id": code,
                 "qrcode": profile.map(|profile| &profile.download_link),
                 "qrcode_url": null,
                 "confirmation_code": null,
@@ -600,8 +653,8 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
         "description": purchase.order_id,
         "validity": VALIDITY,
         "price": RETAIL_PRICE,
-        "net_price": NET_PRICE,
-        "pricing_model": "net_pricing",
+        "net_price": pricing.net_price(NET_PRICE),
+        "pricing_model": pricing.model(),
         "currency": "USD",
         "created_at": created.unwrap_or_default(),
         "sims": sims,
@@ -704,8 +757,15 @@ fn bodies(
     }
 }
 
-async fn balance(_: WithToken) -> Response {
-    let available = json!({ "amount": BALANCE, "currency": "USD" });
+async fn balance(State(upstreams): State<Upstreams>, _: WithToken) -> Response {
+    let cost = if upstreams.lies() {
+        RETAIL_PRICE
+    } else {
+        Pricing::of(&upstreams).cost()
+    };
+    #[expect(clippy::cast_precision_loss, reason = "nobody buys so many units")]
+    let paid = upstreams.paid_units() as f64 * cost;
+    let available = json!({ "amount": BALANCE - paid, "currency": "USD" });
     let balances = json!({ "name": "balance", "availableBalance": available });
     Json(data(&json!({ "balances": balances }))).into_response()
 }

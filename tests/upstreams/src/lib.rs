@@ -111,6 +111,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 zendit_failed: Arc::default(),
                 iccids,
                 airalo_places: config.airalo_places,
+                airalo_pricing: Arc::default(),
             }),
         orders: &[esim_access::ORDER, airalo::ORDERS, zendit::PURCHASES],
     })

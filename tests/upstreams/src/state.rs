@@ -31,6 +31,34 @@ pub(crate) struct Upstreams {
     pub(crate) iccids: Arc<Iccids>,
     /// How many places the list of Airalo has beside those of the products.
     pub(crate) airalo_places: usize,
+    /// How our account pays at Airalo.
+    pub(crate) airalo_pricing: Arc<Mutex<Pricing>>,
+}
+
+impl Upstreams {
+    /// Whether the provider does something else than it documents: `"detect_duplicates": false` of
+    /// the faults. A proof has to catch it.
+    pub(crate) fn lies(&self) -> bool {
+        let faults = self.sandbox.faults.faults();
+        faults.is_some_and(|faults| faults.detect_duplicates == Some(false))
+    }
+
+    /// The units that our account has paid: what was given back costs nothing.
+    pub(crate) fn paid_units(&self) -> u64 {
+        let bought = self.sandbox.ledger.summary(None);
+        let canceled = u64::try_from(bought.canceled).unwrap_or(u64::MAX);
+        bought.units.saturating_sub(canceled)
+    }
+}
+
+/// How an account pays at Airalo, which agrees it with each partner.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Pricing {
+    /// Each package names what we pay.
+    #[default]
+    Net,
+    /// No package does: we pay its price for consumers less this percentage.
+    Discount(f64),
 }
 
 /// The ICCIDs of cancelled eSIMs, which eSIM Access sells again with another code. They are in

@@ -61,7 +61,7 @@ const COST: u64 = 300;
 const FEE: u64 = 25;
 /// Both, in dollars, as in the catalogue.
 pub const PRICE_TEXT: &str = "3.25";
-/// What our wallet holds, in cents. It never gets less, because nothing here is real.
+/// What our wallet held before its first purchase, in cents.
 const BALANCE: u64 = 10_000_000;
 /// The cents of a dollar.
 const DIVISOR: u64 = 100;
@@ -499,9 +499,10 @@ async fn offer_by_id(_: WithKey, Path(id): Path<String>) -> Response {
     )
 }
 
-async fn balance(_: WithKey) -> Response {
+async fn balance(State(upstreams): State<Upstreams>, _: WithKey) -> Response {
+    let balance = BALANCE.saturating_sub((COST + FEE) * upstreams.paid_units());
     Json(json!({
-        "availableBalance": BALANCE,
+        "availableBalance": balance,
         "currency": "USD",
         "currencyDivisor": DIVISOR,
     }))

@@ -70,13 +70,18 @@ impl Seller {
 
     /// Replaces the faults of the whole provider.
     pub async fn faults(&self, faults: Value) {
-        let answer = self
-            .http
-            .put(format!("{}/faults", self.base))
-            .body(faults.to_string())
-            .send()
-            .await
-            .unwrap();
+        self.put("/faults", faults).await;
+    }
+
+    /// From now on our account at Airalo pays the prices for consumers less this percentage.
+    pub async fn airalo_discount(&self, percentage: u8) {
+        self.put("/airalo/discount", percentage.into()).await;
+    }
+
+    async fn put(&self, path: &str, body: Value) {
+        let put = self.http.put(format!("{}{path}", self.base));
+        let put = put.header("content-type", "application/json");
+        let answer = put.body(body.to_string()).send().await.unwrap();
         assert!(answer.status().is_success(), "{answer:?}");
     }
 

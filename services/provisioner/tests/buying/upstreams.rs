@@ -234,6 +234,31 @@ async fn a_raised_price_is_not_paid_silently() {
     assert_eq!(bench.sandbox.bought(twice).await, (0, 0));
 }
 
+/// With `discount_pricing` no package of Airalo names a net price: we pay what consumers pay, 9.00,
+/// less a percentage.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_pays_by_a_discount_buys_only_what_its_options_allow() {
+    let mut bench = bench(|_| {}).await;
+    let settled = async |bench: &Bench, option| {
+        let id = bench.accept_at("airalo", &[option]).await;
+        let ended = |state: &str| matches!(state, "placed" | "failed");
+        let stored = bench.until(id, |stored| ended(&stored.state)).await;
+        (stored, bench.sandbox.bought(id).await)
+    };
+    bench.sandbox.airalo_discount(50).await;
+    let (stored, bought) = settled(&bench, "ready@4.50").await;
+    assert_eq!((&*stored.state, bought), ("placed", (1, 1)));
+    // The discount gets less. A list is read once an hour, and by each new process.
+    bench.stop().await;
+    bench.sandbox.airalo_discount(40).await;
+    bench.run().await;
+    let (stored, bought) = settled(&bench, "ready@4.50").await;
+    assert_eq!((&*stored.state, bought), ("failed", (0, 0)));
+    assert!(stored.reason.unwrap().contains("5.40 now"));
+    let (stored, bought) = settled(&bench, "ready@5.40").await;
+    assert_eq!((&*stored.state, bought), ("placed", (1, 1)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_of_a_purchase_brings_its_collect_forward() {
     let bench = bench(|_| {}).await;
