@@ -22,8 +22,8 @@ pub(crate) use provider::Adapter;
 pub use provider::{
     BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
     DeliveredEsim, EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
-    LookUpResponse, PacedCalls, ProfileFault, Provider, ProviderConnection, ProviderFacts,
-    ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct,
-    ReportSubject, Trouble,
+    LookUpResponse, OpenQuestion, PacedCalls, ProfileFault, Provider, ProviderConnection,
+    ProviderFacts, ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse,
+    RefusedProduct, ReportSubject, Trouble,
 };
 pub use text::ProviderId;

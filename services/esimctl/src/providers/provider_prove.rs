@@ -18,20 +18,22 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::operator::words::counted;
-use provisioner::providers::{Accounts, CallLimits, Capabilities, PacedCalls};
+use provisioner::providers::{Accounts, CallLimits, PacedCalls, Provider};
 use runtime::terminal;
 use serde::Serialize;
 use store::proofs::{self, LeftPurchase, ProvedAccount};
 
 use self::{
+    esims::BoughtEsims,
     purchases::{ProofLine, Purchases},
-    steps::{Follows, Proving, Step},
+    steps::{Follows, Proving, Step, sells_two},
 };
 use crate::{
     console::{Console, stopped},
     output::{cells, one_line, table},
 };
 
+mod esims;
 mod purchases;
 mod steps;
 
@@ -133,8 +135,7 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
         account: &account,
     };
     let left = proofs::left(&mut connection, of).await?;
-    let refused = provider.refused_products().len();
-    let plan = plan(prove, can, &left, (refused, batch));
+    let plan = plan(prove, &*provider, &left, batch);
     if prove.plan {
         return console.print(&plan, || plan.plan.join("\n"));
     }
@@ -152,6 +153,7 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
         connection: &mut connection,
         of,
         option: &prove.option,
+        price: price_of(&prove.option),
         wait: prove.wait,
         keep: prove.keep,
         batch,
@@ -161,6 +163,7 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
             .collect(),
         steps: Vec::new(),
         purchases: Purchases::default(),
+        esims: BoughtEsims::default(),
     };
     let ended = tokio::select! {
         ended = proving.all(left) => ended,
@@ -243,13 +246,15 @@ fn batch(prove: &ProviderProveArgs) -> anyhow::Result<Option<usize>> {
     Ok(Some(most.get()))
 }
 
-/// What is bought, what it costs at most, and how it is given back.
+/// What is bought, what it costs at most, how it is given back, and what only a person can ask.
 fn plan(
     prove: &ProviderProveArgs,
-    can: Capabilities,
+    provider: &dyn Provider,
     left: &[LeftPurchase],
-    (refused, batch): (usize, Option<usize>),
+    batch: Option<usize>,
 ) -> ProofPlan {
+    let can = provider.capabilities();
+    let refused = provider.refused_products().len();
     let mut plan = Vec::new();
     let mut units = 1;
     if !left.is_empty() {
@@ -263,6 +268,7 @@ fn plan(
         ));
     }
     if refused > 0 {
+        units += refused;
         plan.push(format!(
             "asks for {} that the provider refuses, to see how",
             counted(refused, "product", "products")
@@ -278,6 +284,10 @@ fn plan(
              of these buys anything"
                 .into(),
         );
+    }
+    if sells_two(&prove.name) {
+        units += 2;
+        plan.push("buys two units in one purchase".into());
     }
     if let Some(batch) = batch {
         units += batch * 2 + 1;
@@ -310,6 +320,8 @@ fn plan(
         }
         .into(),
     );
+    let open = provider.open_questions().iter();
+    plan.extend(open.map(|one| format!("leaves to a person {}: {}", one.question, one.how)));
     ProofPlan {
         plan,
         units_most: units,

@@ -49,8 +49,9 @@ use super::{
     price::{self, Price, PricedProduct},
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, PacedCalls,
-        ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct, Trouble,
+        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, OpenQuestion,
+        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
+        Trouble,
     },
     text::{DAY, ProviderId},
 };
@@ -427,17 +428,31 @@ impl AiraloCalls {
                 Err(trouble) => Err(trouble),
             };
             let seconds = began.elapsed().as_secs();
-            answers.push(LiveAnswer {
-                question,
-                asked: format!("GET {path}?{}", query.unwrap_or_default()),
-                came: match shape {
-                    Ok(shape) => format!("{shape}, after {seconds} s"),
-                    Err(trouble) => trouble.reason().to_owned(),
-                },
-                is_documented: None,
-            });
+            let asked = format!("GET {path}?{}", query.unwrap_or_default());
+            let came = match shape {
+                Ok(shape) => format!("{shape}, after {seconds} s"),
+                Err(trouble) => trouble.reason().to_owned(),
+            };
+            answers.push(LiveAnswer::seen(question, asked, came));
         }
         answers
+    }
+
+    /// What an order says of its price. The balance shows of how many units that is.
+    async fn ask_price(&self, reference: &ProviderId) -> LiveAnswer {
+        self.http.turn().await;
+        let path = format!("{ORDERS}/{}", reference.as_str());
+        let said = match self.call(Call::get(&path, ORDER)).await {
+            Ok(Reply::Done(body)) => live::price(&body),
+            Ok(Reply::Refused(refusal)) => Err(trouble(&refusal)),
+            Err(trouble) => Err(trouble),
+        };
+        let came = said.unwrap_or_else(|trouble| trouble.reason().to_owned());
+        LiveAnswer::seen(
+            "the price that an order names",
+            format!("GET {ORDER}"),
+            came,
+        )
     }
 
     /// The packages of one page with their prices.
@@ -553,6 +568,10 @@ impl ProviderFacts for Airalo {
         live::REFUSED
     }
 
+    fn open_questions(&self) -> &'static [OpenQuestion] {
+        live::OPEN
+    }
+
     fn clock_ahead(&self) -> Option<i64> {
         self.calls.http.clock_ahead()
     }
@@ -569,6 +588,10 @@ impl ProviderFacts for Airalo {
 impl Adapter for Airalo {
     async fn ask_live(&self) -> Vec<LiveAnswer> {
         self.calls.ask_live().await
+    }
+
+    async fn ask_about_purchase(&self, reference: &ProviderId) -> Vec<LiveAnswer> {
+        vec![self.calls.ask_price(reference).await]
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {

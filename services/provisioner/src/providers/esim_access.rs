@@ -22,6 +22,7 @@ use std::sync::Arc;
 use domain::PlacementId;
 use serde_json::{Value, json};
 use store::esim_requests::Reading;
+use time::OffsetDateTime;
 
 use self::{
     client::{Client, EsimAccessOutcome, outcome, within},
@@ -36,8 +37,8 @@ use super::{
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
-        Trouble,
+        OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse,
+        RefusedProduct, Trouble,
     },
     text::{ProviderId, one_line},
 };
@@ -252,6 +253,23 @@ impl ProviderFacts for EsimAccess {
         }]
     }
 
+    fn open_questions(&self) -> &'static [OpenQuestion] {
+        &[
+            OpenQuestion {
+                question: "the code of a cancellation after the download, and REVOKE or REVOKED",
+                how: "keep an eSIM (--keep), install or revoke it in the portal, and run the command again",
+            },
+            OpenQuestion {
+                question: "a top-up that is sent twice",
+                how: "send esim/topup twice with one transactionId, and compare the balance",
+            },
+            OpenQuestion {
+                question: "the order of events, and how often one comes again after a 500",
+                how: "let the webhook lead to a receiver of your own that answers 500",
+            },
+        ]
+    }
+
     fn clock_ahead(&self) -> Option<i64> {
         self.client.http.clock_ahead()
     }
@@ -276,14 +294,20 @@ impl Adapter for EsimAccess {
         let until = runtime::clock::now();
         let since = until - std::time::Duration::from_mins(10);
         let written = within(since, until).unwrap_or_default();
-        let other = json!({
-            "startTime": client::spaced(since),
-            "endTime": client::spaced(until),
-        });
+        let other = |write: fn(OffsetDateTime) -> String| json!({ "startTime": write(since), "endTime": write(until) });
         let mut answers = self.ask_unsigned().await;
         for (question, filter, is_documented) in [
             ("a time as the reference writes it", written, true),
-            ("a time with a blank and seconds", other, false),
+            (
+                "a time with a blank and seconds",
+                other(client::spaced),
+                false,
+            ),
+            (
+                "a time with seconds and the zone",
+                other(client::to_the_second),
+                false,
+            ),
         ] {
             self.client.http.turn().await;
             let (came, is_listed) = match self.client.page(&filter, 1).await {
@@ -299,6 +323,25 @@ impl Adapter for EsimAccess {
             });
         }
         answers
+    }
+
+    /// Whether an eSIM names its purchase by our id, by which a search finds it, and its package by
+    /// both names by which one can be ordered.
+    async fn ask_about(&self, esim: &DeliveredEsim) -> Vec<LiveAnswer> {
+        self.client.http.turn().await;
+        let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
+        let response = match self.client.query(&filter).await {
+            Ok(Ok(listed)) => listed.first().map(EsimAccessEsim::named),
+            Ok(Err(failure)) => Some((failure.trouble().reason().to_owned(), None)),
+            Err(trouble) => Some((trouble.reason().to_owned(), None)),
+        };
+        let (came, is_documented) = response.unwrap_or_else(|| ("no eSIM".to_owned(), None));
+        vec![LiveAnswer {
+            question: "what a new eSIM says of its purchase",
+            asked: "the eSIM".to_owned(),
+            came,
+            is_documented,
+        }]
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {

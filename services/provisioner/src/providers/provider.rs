@@ -588,6 +588,13 @@ pub struct RefusedProduct {
     pub code: &'static str,
 }
 
+/// A question about a provider that no program can answer, with how a person does.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenQuestion {
+    pub question: &'static str,
+    pub how: &'static str,
+}
+
 /// What a live account has answered to a question that the documents leave open.
 #[derive(Clone, Debug)]
 pub struct LiveAnswer {
@@ -600,6 +607,16 @@ pub struct LiveAnswer {
 }
 
 impl LiveAnswer {
+    /// What came, of which no document says what it should be.
+    pub(super) fn seen(question: &'static str, asked: String, came: String) -> Self {
+        Self {
+            question,
+            asked,
+            came,
+            is_documented: None,
+        }
+    }
+
     /// The answer to a call with a wrong key, to which the provider documents to deny access.
     pub(super) fn to_wrong_key(asked: &str, response: Result<String, Trouble>) -> Self {
         let (came, is_documented) = match response {
@@ -633,6 +650,10 @@ pub trait ProviderFacts: Send + Sync + 'static {
     }
     /// Products that the provider refuses, for `esimctl provider prove` to try how.
     fn refused_products(&self) -> &'static [RefusedProduct] {
+        &[]
+    }
+    /// What only a person can find out, for the plan of `esimctl provider prove`.
+    fn open_questions(&self) -> &'static [OpenQuestion] {
         &[]
     }
     /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the
@@ -714,6 +735,13 @@ pub(crate) trait Adapter: ProviderFacts {
     fn ask_about(&self, _esim: &DeliveredEsim) -> impl Future<Output = Vec<LiveAnswer>> + Send {
         ready(Vec::new())
     }
+    /// Asks the same about a purchase of such a proof, by the provider's own id. Changes nothing.
+    fn ask_about_purchase(
+        &self,
+        _reference: &ProviderId,
+    ) -> impl Future<Output = Vec<LiveAnswer>> + Send {
+        ready(Vec::new())
+    }
 }
 
 /// The response to a call that the provider is not declared to have.
@@ -736,6 +764,10 @@ pub trait Provider: ProviderFacts {
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
     fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>>;
     fn ask_about<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Vec<LiveAnswer>>;
+    fn ask_about_purchase<'a>(
+        &'a self,
+        reference: &'a ProviderId,
+    ) -> BoxFuture<'a, Vec<LiveAnswer>>;
 }
 
 impl<A: Adapter> Provider for A {
@@ -765,6 +797,12 @@ impl<A: Adapter> Provider for A {
     }
     fn ask_about<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Vec<LiveAnswer>> {
         Adapter::ask_about(self, esim).boxed()
+    }
+    fn ask_about_purchase<'a>(
+        &'a self,
+        reference: &'a ProviderId,
+    ) -> BoxFuture<'a, Vec<LiveAnswer>> {
+        Adapter::ask_about_purchase(self, reference).boxed()
     }
 }
 

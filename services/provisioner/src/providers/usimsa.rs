@@ -33,8 +33,9 @@ use super::{
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
         EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
-        LookUpResponse, PacedCalls, ProfileFault, ProviderConnection, ProviderFacts, ProviderUnit,
-        ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, Trouble, UnitFields, filled,
+        LookUpResponse, OpenQuestion, PacedCalls, ProfileFault, ProviderConnection, ProviderFacts,
+        ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, RefusedProduct, Trouble,
+        UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -169,10 +170,10 @@ fn of_look_up(dialect: Dialect, code: &str) -> Outcome {
 
 #[derive(Deserialize)]
 struct Reply {
-    /// Whether the status of the response is that of a success. With another one neither `0000` nor
-    /// an absence is believed; all other codes mean the same.
+    /// If this is no success, neither `0000` nor an absence is believed; all other codes mean the
+    /// same.
     #[serde(skip)]
-    is_success: bool,
+    status: StatusCode,
     code: String,
     message: Option<String>,
     products: Option<Vec<Product>>,
@@ -276,13 +277,9 @@ impl Usimsa {
                 ..Call::get(path, route)
             })
             .await?;
-        let is_success = status.is_success();
         match parse::<Reply>(&body) {
-            Ok(reply) => Ok(Reply {
-                is_success,
-                ..reply
-            }),
-            Err(trouble) if is_success => Err(trouble),
+            Ok(reply) => Ok(Reply { status, ..reply }),
+            Err(trouble) if status.is_success() => Err(trouble),
             Err(_) => Err(Trouble::not_understood(format!("HTTP {}", status.as_u16()))),
         }
     }
@@ -304,7 +301,9 @@ impl Usimsa {
         let path = of_unit(DAILY, esim)?;
         let daily = self.call(Method::GET, &path, DAILY, None).await?;
         let data_used = match (daily.code.as_str(), &daily.usage) {
-            ("0000", Some(usage)) if daily.is_success => Some(parse_part::<Daily>(usage)?.bytes()?),
+            ("0000", Some(usage)) if daily.is_success() => {
+                Some(parse_part::<Daily>(usage)?.bytes()?)
+            }
             // The eSIM is not in use yet.
             ("1002", _) => Some(0),
             // It is cancelled, or its data is not counted.
@@ -316,7 +315,7 @@ impl Usimsa {
         let path = DEVICE.replace("{iccid}", esim.iccid.as_str());
         let device = self.call(Method::GET, &path, DEVICE, None).await?;
         let installed = match device.code.as_str() {
-            "0000" if device.is_success => device.is_installed(),
+            "0000" if device.is_success() => device.is_installed(),
             _ => None,
         };
         Ok(EsimStatus {
@@ -333,18 +332,13 @@ impl Usimsa {
 /// An answer of which no document says what it should be.
 fn told(question: &'static str, asked: String, reply: Result<Reply, Trouble>) -> LiveAnswer {
     let came = match reply {
-        Ok(reply) if reply.is_success => {
-            format!("code {} with HTTP success", one_line(&reply.code))
+        Ok(reply) => {
+            let status = reply.status.as_u16();
+            format!("code {} with HTTP {status}", one_line(&reply.code))
         }
-        Ok(reply) => format!("code {} with HTTP failure", one_line(&reply.code)),
         Err(trouble) => trouble.reason().to_owned(),
     };
-    LiveAnswer {
-        question,
-        asked,
-        came,
-        is_documented: None,
-    }
+    LiveAnswer::seen(question, asked, came)
 }
 
 /// The form of an id: its length and which characters it has.
@@ -362,6 +356,10 @@ fn form(id: &str) -> String {
 }
 
 impl Reply {
+    fn is_success(&self) -> bool {
+        self.status.is_success()
+    }
+
     /// Whether a device has installed the eSIM, if the response says it.
     fn is_installed(&self) -> Option<bool> {
         let device = self.device.as_ref();
@@ -443,6 +441,23 @@ impl ProviderFacts for Usimsa {
         }]
     }
 
+    fn open_questions(&self) -> &'static [OpenQuestion] {
+        &[
+            OpenQuestion {
+                question: "the code of a cancellation of an installed eSIM",
+                how: "keep an eSIM (--keep), install it, and run the command again",
+            },
+            OpenQuestion {
+                question: "how often a callback comes again",
+                how: "let the callback lead to a receiver of your own that answers 500",
+            },
+            OpenQuestion {
+                question: "whether an extension brings a new ICCID",
+                how: "send POST /v2/extend by hand for an eSIM that is kept (--keep)",
+            },
+        ]
+    }
+
     fn clock_ahead(&self) -> Option<i64> {
         self.http.clock_ahead()
     }
@@ -506,12 +521,11 @@ impl Adapter for Usimsa {
 
     /// Asks for an eSIM by both paths that clients use, and for its data and device.
     async fn ask_about(&self, esim: &DeliveredEsim) -> Vec<LiveAnswer> {
-        let mut answers = vec![LiveAnswer {
-            question: "the form of a topupId",
-            asked: "the purchase".to_owned(),
-            came: form(esim.unit_id.as_str()),
-            is_documented: None,
-        }];
+        let mut answers = vec![LiveAnswer::seen(
+            "the form of a topupId",
+            "the purchase".to_owned(),
+            form(esim.unit_id.as_str()),
+        )];
         let by_body = json!({ "topupId": esim.unit_id.as_str() });
         let iccid = Ok(DEVICE.replace("{iccid}", esim.iccid.as_str()));
         for (question, route, path, body) in [
@@ -545,7 +559,7 @@ impl Adapter for Usimsa {
             .call(Method::POST, ORDER, ORDER, Some(&request))
             .await?;
         match of_purchase(self.dialect, &reply.code) {
-            Outcome::Done if reply.is_success => {
+            Outcome::Done if reply.is_success() => {
                 Ok(PurchaseResponse::Bought(units(reply.products)?.into()))
             }
             // The units are collected.
@@ -562,10 +576,10 @@ impl Adapter for Usimsa {
         let path = format!("{ORDER}/{}", look_up.placement_id);
         let reply = self.call(Method::GET, &path, FETCH, None).await?;
         match of_look_up(self.dialect, &reply.code) {
-            Outcome::Done if reply.is_success => {
+            Outcome::Done if reply.is_success() => {
                 Ok(LookUpResponse::Found(units(reply.products)?.into()))
             }
-            Outcome::NoSuchOrder if reply.is_success => Ok(LookUpResponse::NotFound),
+            Outcome::NoSuchOrder if reply.is_success() => Ok(LookUpResponse::NotFound),
             Outcome::Undecided => Err(Trouble::Unknown {
                 heard: Heard::ProvesNothing,
                 reason: code_said(&reply),
@@ -581,7 +595,7 @@ impl Adapter for Usimsa {
         let path = of_unit(USAGE, esim)?;
         let reply = self.call(Method::GET, &path, USAGE, None).await?;
         match (reply.code.as_str(), &reply.usage) {
-            ("0000", Some(usage)) if reply.is_success => parse_part::<Usage>(usage)?.status(esim),
+            ("0000", Some(usage)) if reply.is_success() => parse_part::<Usage>(usage)?.status(esim),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -590,7 +604,7 @@ impl Adapter for Usimsa {
         let path = of_unit(CANCEL, esim)?;
         let reply = self.call(Method::POST, &path, CANCEL, None).await?;
         match reply.code.as_str() {
-            "0000" if reply.is_success => Ok(GiveBackResponse::Returned),
+            "0000" if reply.is_success() => Ok(GiveBackResponse::Returned),
             "9002" => Ok(GiveBackResponse::Returned),
             "9003" | "9004" | "9006" => Ok(GiveBackResponse::Refused(one_line(
                 &reply.message.unwrap_or_default(),

@@ -35,8 +35,8 @@ use super::{
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
-        Trouble, filled,
+        OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse,
+        RefusedProduct, Trouble, filled,
     },
     text::one_line,
 };
@@ -216,6 +216,19 @@ impl ProviderFacts for Zendit {
             product: "no-such-product",
             code: "NOT_FOUND",
         }]
+    }
+
+    fn open_questions(&self) -> &'static [OpenQuestion] {
+        &[
+            OpenQuestion {
+                question: "a purchase that is sent twice",
+                how: "send it by hand; it may be sold twice, and our id can have only one refunded",
+            },
+            OpenQuestion {
+                question: "how often a callback comes again",
+                how: "let the callback lead to a receiver of your own that answers 500",
+            },
+        ]
     }
 
     fn clock_ahead(&self) -> Option<i64> {

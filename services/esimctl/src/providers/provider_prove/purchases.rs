@@ -156,6 +156,11 @@ impl ProofBuy {
         }
     }
 
+    /// Whether it was made after this moment.
+    pub fn is_later(&self, moment: Instant) -> bool {
+        self.age.is_zero() && self.since > moment
+    }
+
     pub fn age(&self) -> Duration {
         self.age + self.since.elapsed()
     }

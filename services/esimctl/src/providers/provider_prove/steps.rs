@@ -17,7 +17,10 @@ use runtime::{clock::Moment, terminal};
 use serde::Serialize;
 use store::proofs::{self, LeftPurchase, ProofPurchase, ProvedAccount};
 
-use super::purchases::{ProofBuy, ProofOutcome, Purchases};
+use super::{
+    esims::BoughtEsims,
+    purchases::{ProofBuy, ProofOutcome, Purchases},
+};
 use crate::provider_check::describe;
 
 /// How long a new purchase may be missing in the provider's list, and profiles in a purchase. eSIM
@@ -27,6 +30,9 @@ const LISTED_WITHIN: Duration = Duration::from_secs(90);
 const PACE: Duration = Duration::from_secs(3);
 /// After this time a purchase that no look-up has ever found was not made.
 const GONE: Duration = Duration::from_hours(24);
+/// Around a purchase, the list of purchases is asked for so much time, because some lists know
+/// minutes only.
+const NEAR: Duration = Duration::from_mins(1);
 /// How much the clock of a list of purchases may differ from ours, as it would with another zone.
 const DAY: Duration = Duration::from_hours(24);
 /// How many pages of such a list are read.
@@ -49,6 +55,15 @@ pub enum Follows {
 }
 
 impl Follows {
+    /// Of an answer that is as documented, or not; `None` if no document says what should come.
+    fn of(is_documented: Option<bool>) -> Self {
+        match is_documented {
+            Some(true) => Self::Documented,
+            Some(false) => Self::Contradicted,
+            None => Self::Seen,
+        }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Documented => "as documented",
@@ -75,6 +90,8 @@ pub struct Proving<'a> {
     pub connection: &'a mut PgConnection,
     pub of: ProvedAccount<'a>,
     pub option: &'a str,
+    /// The most that a unit may cost, if the option names it.
+    pub price: Option<f64>,
     pub wait: Duration,
     pub keep: bool,
     /// The largest number of units of a purchase that is tried, and one more; `None`: neither.
@@ -83,6 +100,8 @@ pub struct Proving<'a> {
     pub secrets: Vec<String>,
     pub steps: Vec<Step>,
     pub purchases: Purchases,
+    /// The eSIMs that were bought.
+    pub esims: BoughtEsims,
 }
 
 impl Proving<'_> {
@@ -125,6 +144,12 @@ impl Proving<'_> {
                 self.change_count(&mut bought).await;
             }
             self.end(bought, self.keep).await?;
+            if sells_two(self.of.provider) {
+                let question = "two units in one purchase";
+                if let Some(bought) = self.buy(question, self.option, 2).await? {
+                    self.end(bought, false).await?;
+                }
+            }
         }
         if let Some(batch) = self.batch {
             for (question, units) in [
@@ -136,7 +161,24 @@ impl Proving<'_> {
                 }
             }
         }
+        self.compare_esims();
         Ok(())
+    }
+
+    /// Notes whether each eSIM has a code of its own, and whether an ICCID was sold again that was
+    /// given back.
+    fn compare_esims(&mut self) {
+        let asked = format!("{} eSIMs of this proof", self.esims.number());
+        if let Some((came, is_documented)) = self.esims.codes() {
+            let question = "the activation codes of several eSIMs";
+            self.note(question, &asked, came, Follows::of(is_documented));
+            let question = "the ICCIDs of several eSIMs";
+            self.note(question, &asked, self.esims.iccids(), Follows::Seen);
+        }
+        if let Some(came) = self.esims.resold() {
+            let question = "an ICCID that was given back";
+            self.note(question, &asked, came, Follows::Seen);
+        }
     }
 
     /// Notes a step, and tells it at once, because a proof takes minutes.
@@ -154,11 +196,7 @@ impl Proving<'_> {
     /// Notes what the adapter has asked.
     fn note_answers(&mut self, answers: Vec<LiveAnswer>) {
         for answer in answers {
-            let follows = match answer.is_documented {
-                Some(true) => Follows::Documented,
-                Some(false) => Follows::Contradicted,
-                None => Follows::Seen,
-            };
+            let follows = Follows::of(answer.is_documented);
             self.note(answer.question, &answer.asked, &answer.came, follows);
         }
     }
@@ -278,7 +316,12 @@ impl Proving<'_> {
         let seconds = began.elapsed().as_secs();
         let after = self.balance().await;
         let paid = format!(" after {seconds} s{}", paid(before, after));
+        let is_dearer = self.is_dearer(units, (before, after));
         let (came, follows) = match &response {
+            Ok(PurchaseResponse::Bought(_)) if is_dearer => (
+                format!("it was sold{paid}, which is more than the option allows"),
+                Follows::Contradicted,
+            ),
             // More than the documents promise: we buy no more than they say, all the same.
             Ok(PurchaseResponse::Bought(_)) if is_too_many => {
                 (format!("it was sold all the same{paid}"), Follows::Seen)
@@ -306,6 +349,15 @@ impl Proving<'_> {
             send_by: Moment::now() + Duration::from_mins(1),
         };
         self.provider.purchase(&purchase).await
+    }
+
+    /// Whether a purchase has cost more than its option allows.
+    fn is_dearer(&self, units: usize, balance: (Option<f64>, Option<f64>)) -> bool {
+        let units = f64::from(u32::try_from(units).unwrap_or(u32::MAX));
+        match (self.price, balance) {
+            (Some(price), (Some(before), Some(after))) => before - after > price * units + CENT,
+            _ => false,
+        }
     }
 
     /// How long to wait for what takes the provider some time; less if the proof is in a hurry.
@@ -427,7 +479,10 @@ impl Proving<'_> {
 
     /// Asks for more units under the same id. No document says what comes, so it is only seen.
     async fn change_count(&mut self, bought: &mut ProofBuy) {
-        let came = match self.send(bought, bought.units + 1).await {
+        let before = self.balance().await;
+        let response = self.send(bought, bought.units + 1).await;
+        let after = self.balance().await;
+        let came = match response {
             Ok(PurchaseResponse::Bought(again)) if bought.add(&again) => {
                 "it was sold under another number".to_owned()
             }
@@ -437,6 +492,7 @@ impl Proving<'_> {
             }
             Err(trouble) => describe(&trouble),
         };
+        let came = format!("{came}{}", paid(before, after));
         let asked = format!("{} units under the same id", bought.units + 1);
         let question = "the same id with another count";
         self.note(question, &asked, &came, Follows::Seen);
@@ -535,7 +591,14 @@ impl Proving<'_> {
             let question = "the units of all requests with one id";
             self.note(question, "the list", &came, Follows::Seen);
         }
+        if units.len() < bought.units {
+            let came = format!("{} units are listed of {}", units.len(), bought.units);
+            let question = "the units of a purchase";
+            self.note(question, "the list", &came, Follows::Unanswered);
+        }
+        self.esims.add(&bought, &units);
         self.name(&bought, &units);
+        self.ask_about(&bought).await;
         self.find_in_list(&bought).await;
         self.show(units.first()).await;
         if keep {
@@ -550,7 +613,9 @@ impl Proving<'_> {
             return self.store(bought.id, !units.is_empty()).await;
         }
         let returned = self.give_back(&units).await;
-        let is_ended = returned == units.len() && !units.is_empty();
+        // Units that are still missing may come and cost something.
+        let is_whole = units.len() >= bought.units || bought.age() > GONE;
+        let is_ended = returned == units.len() && !units.is_empty() && is_whole;
         let came = format!("{returned} of {} were given back", units.len());
         let follows = if is_ended {
             self.purchases.mark(&bought, ProofOutcome::GivenBack);
@@ -559,7 +624,22 @@ impl Proving<'_> {
             Follows::Unanswered
         };
         self.note("giving back", "all units of this purchase", &came, follows);
+        if returned > 0 {
+            self.find_after_give_back(&bought).await;
+        }
         self.store(bought.id, is_ended).await
+    }
+
+    /// Asks what the adapter wants to know of a purchase.
+    async fn ask_about(&mut self, bought: &ProofBuy) {
+        let reference = bought.references.first().cloned();
+        let Some(Ok(reference)) = reference.map(ProviderId::parse) else {
+            return;
+        };
+        for mut answer in self.provider.ask_about_purchase(&reference).await {
+            answer.asked = format!("{} of {} units", answer.asked, bought.units);
+            self.note_answers(vec![answer]);
+        }
     }
 
     /// Whether the units name the option as it was ordered, by which they are told apart.
@@ -585,24 +665,7 @@ impl Proving<'_> {
             return;
         }
         let now = runtime::clock::now();
-        let span = PurchasePeriod {
-            since: now - bought.age() - DAY,
-            until: now + DAY,
-        };
-        let id = bought.id.to_string();
-        let is_it = |sold: &SoldPurchase| {
-            sold.order_id == id || bought.references.contains(sold.reference.as_str())
-        };
-        let mut page = Some(1);
-        let mut found = Ok(None);
-        while let (Some(number @ 1..=LIST_PAGES), Ok(None)) = (page, &found) {
-            let listed = self.provider.purchases(span, number).await;
-            found = listed.map(|listed| {
-                page = listed.next;
-                listed.entries.into_iter().find(is_it)
-            });
-        }
-        let (came, follows) = match found {
+        let (came, follows) = match self.listed_within(bought, DAY).await {
             Ok(Some(sold)) => {
                 let at = sold.at.as_deref().unwrap_or("no time");
                 let price = sold.price.map(|price| price.to_string());
@@ -614,6 +677,66 @@ impl Proving<'_> {
             Err(trouble) => (describe(&trouble), Follows::Unanswered),
         };
         self.note(question, "the purchases of these days", &came, follows);
+        let is_listed = follows == Follows::Seen;
+        if is_listed && let Ok(near) = self.listed_within(bought, NEAR).await {
+            let came = match near {
+                Some(_) => "it is listed",
+                None => "it is not listed, so its times are of another zone",
+            };
+            let question = "the list of purchases by its times";
+            let asked = "the purchases of the minutes around this one, in UTC";
+            self.note(question, asked, came, Follows::Seen);
+        }
+    }
+
+    /// The entry of a purchase in the list of those so long before it until so long after it.
+    async fn listed_within(
+        &self,
+        bought: &ProofBuy,
+        around: Duration,
+    ) -> Result<Option<SoldPurchase>, Trouble> {
+        let at = runtime::clock::now() - bought.age();
+        let span = PurchasePeriod {
+            since: at - around,
+            until: at + around,
+        };
+        let id = bought.id.to_string();
+        let is_it = |sold: &SoldPurchase| {
+            sold.order_id == id || bought.references.contains(sold.reference.as_str())
+        };
+        let mut page = Some(1);
+        while let Some(number @ 1..=LIST_PAGES) = page {
+            let listed = self.provider.purchases(span, number).await?;
+            let found = listed.entries.into_iter().find(is_it);
+            if found.is_some() {
+                return Ok(found);
+            }
+            page = listed.next;
+        }
+        Ok(None)
+    }
+
+    /// Whether the list knows a purchase by its time after it was given back. One that selects by
+    /// the last change does not, if that was minutes later.
+    async fn find_after_give_back(&mut self, bought: &ProofBuy) {
+        let question = "the list of purchases after a give-back";
+        if !self.can.purchases || self.was_asked(question) {
+            return;
+        }
+        let Ok(found) = self.listed_within(bought, NEAR).await else {
+            return;
+        };
+        let is_listed = if found.is_some() {
+            "it is"
+        } else {
+            "it is not"
+        };
+        let came = format!(
+            "{is_listed} listed {} s after it was sent",
+            bought.age().as_secs()
+        );
+        let asked = "the purchases of the minutes around this one, in UTC";
+        self.note(question, asked, &came, Follows::Seen);
     }
 
     /// What the provider shows of a new eSIM.
@@ -652,7 +775,11 @@ impl Proving<'_> {
         for (position, unit) in units.iter().enumerate() {
             let Some(esim) = delivered(unit) else {
                 // What has failed, or was given back before an interruption, costs nothing.
-                returned += usize::from(matches!(unit.state, ProviderUnitState::Failed(_)));
+                if let ProviderUnitState::Failed(said) = &unit.state {
+                    returned += 1;
+                    let question = "a unit that cannot be used";
+                    self.note(question, "the units of a purchase", said, Follows::Seen);
+                }
                 continue;
             };
             let first = self.provider.give_back(&esim).await;
@@ -666,6 +793,9 @@ impl Proving<'_> {
                     .is_ok_and(|status| status.custody == Custody::Returned),
             };
             returned += usize::from(is_back);
+            if is_back {
+                self.esims.note_return(&esim);
+            }
             if position == 0 {
                 let asked = "the same eSIM given back twice";
                 let second = self.provider.give_back(&esim).await;
@@ -723,6 +853,12 @@ impl Proving<'_> {
         let evidence = serde_json::to_string(&self.steps)?;
         Ok(proofs::note_evidence(self.connection, id, &evidence, is_ended).await?)
     }
+}
+
+/// Whether the provider sells two units in one purchase.
+pub fn sells_two(provider: &str) -> bool {
+    let most = domain::cut::cut(provider).units;
+    most.is_none_or(|most| most.get() >= 2)
 }
 
 /// A unit with its profile, as the provider names it.

@@ -196,7 +196,18 @@ pub(super) fn found(ours: Vec<EsimAccessEsim>) -> Result<LookUpResponse, Trouble
 pub(super) fn spaced(at: OffsetDateTime) -> String {
     const SPACED: StaticFormatDescription =
         format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
-    let text = at.to_offset(UtcOffset::UTC).format(SPACED);
+    written(at, SPACED)
+}
+
+/// The same in the form of the reference, but with seconds.
+pub(super) fn to_the_second(at: OffsetDateTime) -> String {
+    const SECONDS: StaticFormatDescription =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]+00:00");
+    written(at, SECONDS)
+}
+
+fn written(at: OffsetDateTime, form: StaticFormatDescription) -> String {
+    let text = at.to_offset(UtcOffset::UTC).format(form);
     text.unwrap_or_default()
 }
 

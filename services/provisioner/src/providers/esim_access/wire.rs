@@ -178,6 +178,25 @@ impl EsimAccessEsim {
         self.transaction_id.as_deref().filter(|id| !id.is_empty())
     }
 
+    /// Which names of its purchase and package it has. The example of the reference has our id.
+    pub(super) fn named(&self) -> (String, Option<bool>) {
+        let package = self.package_list.first();
+        let of_package = |name: fn(&ListedPackage) -> Option<&String>| {
+            package.is_some_and(|package| filled(name(package)).is_some())
+        };
+        let has_our_id = self.transaction_id().is_some();
+        let fields = [
+            ("transactionId", has_our_id),
+            ("packageCode", of_package(|one| one.package_code.as_ref())),
+            ("slug", of_package(|one| one.slug.as_ref())),
+        ];
+        let fields = fields.map(|(field, is_there)| {
+            let without = if is_there { "" } else { "no " };
+            format!("{without}{field}")
+        });
+        (fields.join(", "), Some(has_our_id))
+    }
+
     /// Whether the eSIM belongs to the purchase with our id; `None` if it does not say so.
     pub(super) fn belongs_to(&self, placement_id: PlacementId) -> Option<bool> {
         belongs(self.transaction_id.as_deref(), placement_id)
