@@ -18,10 +18,11 @@ use super::finding::{Finding, FindingKind};
 const HOURS: i32 = 24;
 /// How many minutes are read one by one.
 const MINUTES: i32 = 60;
-/// A window of this many seconds is judged as one.
-const WINDOW: i64 = 300;
-/// A time counts if this many events ended in it.
+/// So many events that ended one after the other are judged together. The newest of them have to be
+/// of the last minutes, so that it is told within a minute that something has become slow, or is
+/// fast again, however many were fast or slow before.
 const ENOUGH: u64 = 10;
+const NEWLY: time::Duration = time::Duration::minutes(10);
 /// So many hours make a usual time.
 const USUAL: usize = 3;
 /// How many times as long as usual is slow, and what is not slow however short the usual time is.
@@ -109,15 +110,9 @@ pub(super) fn took_of(measure: Measure, subject: &str) -> String {
     }
 }
 
-/// Within which time half of what ended in this time did, if it was enough.
+/// Within which time half of these ended, if they are enough.
 fn half(count: &Count) -> Option<Within> {
     count.within(0.5).filter(|_| count.n >= ENOUGH)
-}
-
-/// The start of the window of a time.
-fn window(at: OffsetDateTime) -> OffsetDateTime {
-    let into = at.unix_timestamp().rem_euclid(WINDOW);
-    at - time::Duration::seconds(into)
 }
 
 fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
@@ -133,43 +128,38 @@ fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
     let before = usual[(usual.len() - 1) / 2];
     // Certainly slow: the least that it may be is so many times the most that it may have been.
     let is_slow = |half: Within| half.over >= LEAST && half.over >= TIMES * before;
-    let newest = window(now) - time::Duration::seconds(WINDOW);
-    let mut present = Count::default();
-    for count in minutes.range(newest..).map(|(_, count)| count) {
-        present.merge(count);
-    }
-    let present = half(&present).filter(|half| is_slow(*half))?;
-    let mut windows: BTreeMap<OffsetDateTime, Count> = BTreeMap::new();
-    for (at, count) in minutes {
-        windows.entry(window(*at)).or_default().merge(count);
-    }
-    let mut since = newest;
-    for (at, count) in windows.range(..newest).rev() {
-        match half(count) {
-            Some(half) if !is_slow(half) => {
-                return Some(Slow {
-                    half: present.over,
-                    before,
-                    since,
-                });
-            }
-            Some(_) => since = *at,
-            None => {}
+    let mut slow: Option<Slow> = None;
+    let mut judged = Count::default();
+    for (at, count) in minutes.iter().rev() {
+        if slow.is_none() && *at < now - NEWLY {
+            return None;
         }
+        judged.merge(count);
+        let Some(half) = half(&judged) else {
+            continue;
+        };
+        if !is_slow(half) {
+            return slow;
+        }
+        let half = slow.map_or(half.over, |slow| slow.half);
+        let since = *at;
+        slow = Some(Slow {
+            half,
+            before,
+            since,
+        });
+        judged = Count::default();
     }
     // It has been slow for longer than the minutes go back.
-    for (at, count) in hours.range(..since).rev() {
+    let mut slow = slow?;
+    for (at, count) in hours.range(..slow.since).rev() {
         match half(count) {
             Some(half) if !is_slow(half) => break,
-            Some(_) => since = *at,
+            Some(_) => slow.since = *at,
             None => {}
         }
     }
-    Some(Slow {
-        half: present.over,
-        before,
-        since,
-    })
+    Some(slow)
 }
 
 #[cfg(test)]
@@ -228,6 +218,42 @@ mod tests {
         assert_eq!(judge(&hours, &minutes, NOW), None);
     }
 
+    /// A minute ago it became slow, or fast again. Nobody waits for five minutes to hear of it.
+    #[test]
+    fn the_newest_events_decide_however_many_were_before() {
+        let newest = datetime!(2026-01-29 18:07 UTC);
+        let (hours, minutes) = day(|at| if at < newest { 80 } else { 8_000 });
+        let slow = judge(&hours, &minutes, NOW).unwrap();
+        assert_eq!(slow.since, newest);
+        assert_eq!((slow.before, slow.half), (0.1, 5.0));
+        let (hours, minutes) = day(|at| if at < newest { 8_000 } else { 80 });
+        assert_eq!(judge(&hours, &minutes, NOW), None);
+    }
+
+    /// Four events a minute: three minutes are judged together.
+    #[test]
+    fn few_events_are_judged_over_several_minutes() {
+        let few = |(hours, minutes): (Times, Times)| {
+            let fewer = |(at, mut count): (OffsetDateTime, Count)| {
+                count.n /= 5;
+                for bucket in &mut count.histogram {
+                    *bucket /= 5;
+                }
+                (at, count)
+            };
+            (hours, minutes.into_iter().map(fewer).collect::<Times>())
+        };
+        let fault = datetime!(2026-01-29 18:05 UTC);
+        let (hours, minutes) = few(day(|at| if at < fault { 80 } else { 8_000 }));
+        assert_eq!(judge(&hours, &minutes, NOW).unwrap().since, fault);
+        let (hours, minutes) = few(day(|at| if at < NOW { 8_000 } else { 80 }));
+        let since = judge(&hours, &minutes, NOW);
+        assert!(since.is_none(), "it was always slow: {since:?}");
+        let (hours, mut minutes) = few(day(|at| if at < fault { 80 } else { 8_000 }));
+        minutes.retain(|at, _| *at < NOW - NEWLY);
+        assert_eq!(judge(&hours, &minutes, NOW), None, "nothing is newer");
+    }
+
     #[test]
     fn what_is_always_slow_or_happens_seldom_is_not_found() {
         let (hours, minutes) = day(|_| 5_000);
@@ -236,9 +262,7 @@ mod tests {
         let (hours, _) = day(|_| 80);
         let few = hours.into_iter().rev().take(2).collect();
         assert_eq!(judge(&few, &minutes, NOW), None, "no usual time is known");
-        let (hours, minutes) = day(|at| if at < NOW - WINDOW_TWICE { 80 } else { 240 });
+        let (hours, minutes) = day(|at| if at < NOW - NEWLY { 80 } else { 240 });
         assert_eq!(judge(&hours, &minutes, NOW), None, "240 ms is not slow");
     }
-
-    const WINDOW_TWICE: time::Duration = time::Duration::seconds(2 * WINDOW);
 }
