@@ -21,8 +21,12 @@ def up(*names):
     subprocess.run([ROOT / "deploy/local/up", "--no-build", *names], check=True, stdout=subprocess.DEVNULL)
 
 
+def send(name, what):
+    os.kill(int((RUN / f"{name}.pid").read_text()), what)
+
+
 def kill(name):
-    os.kill(int((RUN / f"{name}.pid").read_text()), signal.SIGKILL)
+    send(name, signal.SIGKILL)
 
 
 def store_figures(slow_for=0):
