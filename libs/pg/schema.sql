@@ -490,7 +490,8 @@ TABLE pulses
     clock_off_since timestamp with time zone
     nats_refused text
     nats_refused_since timestamp with time zone
-    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((nats_refused IS NULL) OR (nats_refused ~ '^((publish|subscribe|ask) [A-Z_]{1,20}(, |$))+$'::text)) AND ((clock_ahead >= ('-1000000000000'::numeric)::double precision) AND (clock_ahead <= ('1000000000000'::numeric)::double precision)) AND (octet_length(stage) <= 100000)))
+    host text
+    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((nats_refused IS NULL) OR (nats_refused ~ '^((publish|subscribe|ask) [A-Z_]{1,20}(, |$))+$'::text)) AND ((clock_ahead >= ('-1000000000000'::numeric)::double precision) AND (clock_ahead <= ('1000000000000'::numeric)::double precision)) AND ((host IS NULL) OR (host ~ '^[A-Za-z0-9._-]{1,253}$'::text)) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
     CREATE TRIGGER pulses_deleted AFTER DELETE ON public.pulses FOR EACH STATEMENT EXECUTE FUNCTION forget_losses_of_another_cluster()

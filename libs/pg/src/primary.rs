@@ -62,6 +62,8 @@ pub(crate) struct Primary {
     instance: Uuid,
     /// The name of the stage.
     stage: String,
+    /// Where it runs, for people.
+    host: Option<String>,
     durability: DurabilityConfig,
     /// Held while a new connection is examined, so that none is used before the fence has done its
     /// work on the first connection to another primary.
@@ -99,6 +101,16 @@ struct Told {
     clock_ahead: Option<f64>,
 }
 
+/// The name of the host of this process. In a pod it is the name of the pod, and in a container of
+/// another kind its id, as `docker ps` shows it. Only Linux tells it in this way.
+fn host() -> Option<String> {
+    let named = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let named = named.trim();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let fits = (1..=253).contains(&named.len()) && named.chars().all(is_plain);
+    fits.then(|| named.to_owned())
+}
+
 impl KnownServer {
     fn before(&self) -> Before {
         Before {
@@ -127,6 +139,7 @@ impl Primary {
         Self {
             instance: Uuid::now_v7(),
             stage: stage.to_owned(),
+            host: host(),
             durability,
             examining: tokio::sync::Mutex::default(),
             known: Mutex::default(),
@@ -304,12 +317,12 @@ impl Primary {
                    FROM generate_series(1, 2000 + 0 * length(set_config('work_mem', '64kB', true)))
                ), pulse AS (
                    INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at, no_nats_since,
-                       nats_refused, nats_refused_since, clock_ahead, clock_off_since)
+                       nats_refused, nats_refused_since, clock_ahead, clock_off_since, host)
                    -- The same as `Server::is_replicated`.
                    SELECT $1, $2, $3, server.timeline,
                           btrim(server.standby_names) <> '' AND server.synchronous_commit <> ALL ('{off,local}'), now(),
                           CASE WHEN $5::bool THEN now() END, $6, CASE WHEN $6::text IS NOT NULL THEN now() END,
-                          $7, CASE WHEN $7::float8 IS NOT NULL THEN now() END
+                          $7, CASE WHEN $7::float8 IS NOT NULL THEN now() END, $8
                    FROM server CROSS JOIN before WHERE before.number >= $4
                    ON CONFLICT (instance) DO UPDATE
                    SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
@@ -330,6 +343,7 @@ impl Primary {
             told.is_without_nats,
             told.nats_refused,
             told.clock_ahead,
+            self.host,
         );
         let row = query.fetch_one(connection).await?;
         Ok(Beat {

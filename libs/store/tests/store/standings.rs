@@ -153,6 +153,7 @@ fn lives(silent: Option<Stage>) -> Vec<StageProcesses> {
         stage,
         running: u64::from(silent != Some(stage)),
         missing: 0,
+        missing_on: Vec::new(),
         last: Some(datetime!(2026-01-29 12:58 UTC)),
         no_nats_since: None,
         missing_since: None,

@@ -93,6 +93,7 @@ impl Column {
             ("partners" | "options", "environment") => "'live'",
             ("partner_endpoints", "endpoint_id") => "md5('endpoint ' || n)::uuid",
             ("system", "singleton") => "true",
+            ("pulses", "host") => "'fra-' || n",
             ("pulses", "nats_refused") => "'publish TOPUP_READY'",
             ("operators" | "operator_sessions", "role") => "'viewer'",
             ("operators", "name") => "'operator' || n",

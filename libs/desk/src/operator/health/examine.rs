@@ -321,6 +321,7 @@ fn of_stages(stages: &[StageProcesses], waiting: &WaitingWork, findings: &mut Ve
                 stage,
                 waiting,
                 oldest,
+                on: life.missing_on.clone(),
             };
             findings.push(Finding::new(kind, life.last));
         } else if life.missing > 0 {
@@ -328,6 +329,7 @@ fn of_stages(stages: &[StageProcesses], waiting: &WaitingWork, findings: &mut Ve
                 stage,
                 missing: life.missing,
                 running: life.running,
+                on: life.missing_on.clone(),
             };
             findings.push(Finding::new(kind, life.missing_since));
         }

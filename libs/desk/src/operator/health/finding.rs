@@ -185,6 +185,8 @@ pub enum FindingKind {
         waiting: u64,
         /// The age of the oldest of that, in seconds.
         oldest: f64,
+        /// Where those ran that died last, as far as they have said so.
+        on: Vec<String>,
     },
     /// PostgreSQL does not answer, or a commit takes too long. Who notices it cannot read anything
     /// else, so it is found by the processes themselves (`/readyz`) and by the doctor.
@@ -225,6 +227,8 @@ pub enum FindingKind {
         stage: Stage,
         missing: u64,
         running: u64,
+        /// Where they ran, as far as they have said so.
+        on: Vec<String>,
     },
     /// Products name providers that no provisioner has ever served.
     Unserved {

@@ -125,6 +125,7 @@ impl HealthReport {
                     stage,
                     waiting,
                     oldest,
+                    ..
                 } => {
                     (*waiting, *oldest) = match stage {
                         Stage::Ingress => (0, 0.0),

@@ -127,11 +127,13 @@ fn of_stages(at: OffsetDateTime) -> Vec<FindingKind> {
             stage,
             waiting: 3,
             oldest: 70.0,
+            on: vec!["fra-1".to_owned(), "fra-2".to_owned()],
         });
         all.push(FindingKind::ProcessesMissing {
             stage,
             missing: 1,
             running: 1,
+            on: vec!["fra-1".to_owned()],
         });
         all.push(FindingKind::ClockOff {
             of: Clock::Stage(stage),

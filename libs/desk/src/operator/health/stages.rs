@@ -53,6 +53,8 @@ pub struct StageProcesses {
     /// The processes that died within the last hour, and in whose place no other one has begun.
     /// Those that were stopped in an orderly way are missed by nobody.
     pub missing: u64,
+    /// Where the missing ones ran, as far as they have said so.
+    pub missing_on: Vec<String>,
     /// The last pulse of the stage; `None` if none is known.
     #[serde(with = "time::serde::rfc3339::option")]
     pub last: Option<OffsetDateTime>,
@@ -80,18 +82,19 @@ impl StageProcesses {
 
 /// What the row of one process says.
 #[derive(Clone, Copy, Debug)]
-struct Process {
+struct Process<'a> {
     started_at: OffsetDateTime,
     at: OffsetDateTime,
     stopped: bool,
     runs: bool,
     no_nats_since: Option<OffsetDateTime>,
+    host: Option<&'a str>,
 }
 
 /// Reads how each stage lives. The table has a row for each process of the last 30 days.
 pub async fn read(connection: &mut PgConnection) -> Result<Vec<StageProcesses>> {
     let query = sqlx::query!(
-        r#"SELECT stage, started_at, at, stopped, no_nats_since,
+        r#"SELECT stage, started_at, at, stopped, no_nats_since, host,
                   nats_refused, nats_refused_since, clock_ahead, clock_off_since, at > now() - make_interval(secs => $1) AS "runs!",
                   at > now() - make_interval(secs => $2) AS "missed!"
            FROM pulses ORDER BY at"#,
@@ -114,6 +117,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<StageProcesses>> 
             stopped: row.stopped,
             runs: row.runs,
             no_nats_since: row.no_nats_since,
+            host: row.host.as_deref(),
         });
         StageProcesses {
             nats_refused: refused.min_by_key(|(_, since)| *since),
@@ -125,22 +129,30 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<StageProcesses>> 
 }
 
 /// Each process that died leaves a place, and each that begins takes the oldest one that is free.
-fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> StageProcesses {
+fn of(stage: Stage, processes: &[Process<'_>], last: Option<OffsetDateTime>) -> StageProcesses {
     let deaths = processes
         .iter()
         .filter(|one| !one.runs && !one.stopped)
-        .map(|one| (one.at, false));
-    let births = processes.iter().map(|one| (one.started_at, true));
-    let mut events: Vec<(OffsetDateTime, bool)> = deaths.chain(births).collect();
-    events.sort_unstable();
-    let mut free: Vec<OffsetDateTime> = Vec::new();
-    for (at, is_birth) in events {
-        if !is_birth {
-            free.push(at);
+        .map(|one| (one.at, Some(one)));
+    let births = processes.iter().map(|one| (one.started_at, None));
+    let mut events: Vec<(OffsetDateTime, Option<&Process<'_>>)> = deaths.chain(births).collect();
+    // Of one moment, a death comes before a birth.
+    events.sort_by_key(|(at, died)| (*at, died.is_none()));
+    let mut free: Vec<&Process<'_>> = Vec::new();
+    for (_, died) in events {
+        if let Some(died) = died {
+            free.push(died);
         } else if !free.is_empty() {
             free.remove(0);
         }
     }
+    let mut missing_on: Vec<String> = free
+        .iter()
+        .filter_map(|one| one.host)
+        .map(str::to_owned)
+        .collect();
+    missing_on.sort_unstable();
+    missing_on.dedup();
     let running = processes.iter().filter(|one| one.runs).count();
     let without_nats = processes.iter().filter(|one| one.runs);
     StageProcesses {
@@ -150,8 +162,9 @@ fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> Stag
         clock_off: None,
         running: u64::try_from(running).unwrap_or(u64::MAX),
         missing: u64::try_from(free.len()).unwrap_or(u64::MAX),
+        missing_on,
         last,
-        missing_since: free.first().copied(),
+        missing_since: free.first().map(|one| one.at),
     }
 }
 
@@ -162,7 +175,7 @@ mod tests {
     use super::*;
 
     /// A process that began and had its last pulse at these seconds.
-    fn process(started: i64, last: i64, stopped: bool, runs: bool) -> Process {
+    fn process(started: i64, last: i64, stopped: bool, runs: bool) -> Process<'static> {
         let at = |second| datetime!(2026-01-29 12:00 UTC) + time::Duration::seconds(second);
         Process {
             started_at: at(started),
@@ -170,6 +183,30 @@ mod tests {
             stopped,
             runs,
             no_nats_since: None,
+            host: None,
+        }
+    }
+
+    fn named<'a>(process: Process<'a>, host: &'a str) -> Process<'a> {
+        let host = Some(host);
+        Process { host, ..process }
+    }
+
+    /// The host that is named is that of the process in whose place no other one has begun.
+    #[test]
+    fn the_hosts_of_missing_processes_are_named() {
+        let died = named(process(-9_000, 100, false, false), "fra-2");
+        let died_later = named(process(-9_000, 120, false, false), "fra-1");
+        let beside = named(process(-9_000, 200, false, true), "fra-3");
+        let after = named(process(110, 200, false, true), "fra-4");
+        for (processes, on) in [
+            (vec![died, beside], vec!["fra-2"]),
+            (vec![died_later, died], vec!["fra-1", "fra-2"]),
+            (vec![died, died_later, after], vec!["fra-1"]),
+            (vec![died, beside, after], vec![]),
+        ] {
+            let life = of(Stage::Ingress, &processes, None);
+            assert_eq!(life.missing_on, on, "{processes:?}");
         }
     }
 

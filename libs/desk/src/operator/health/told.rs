@@ -102,6 +102,14 @@ fn of_seconds(seconds: u64) -> String {
     u32::try_from(seconds).map_or_else(|_| "136 years".to_owned(), |seconds| lasted(seconds.into()))
 }
 
+/// Where those ran that died.
+fn ran_on(hosts: &[String]) -> String {
+    match hosts {
+        [] => String::new(),
+        hosts => format!(" ({} died)", named(hosts)),
+    }
+}
+
 fn what_waits(stage: Stage, waiting: u64, oldest: f64) -> String {
     let (one, several) = match stage {
         Stage::Ingress => return String::new(),
@@ -131,9 +139,11 @@ impl FindingKind {
                 stage,
                 waiting,
                 oldest,
+                on,
             } => format!(
-                "{}: no process has committed for ten seconds{}",
+                "{}: no process has committed for ten seconds{}{}",
                 stage.as_str(),
+                ran_on(on),
                 what_waits(*stage, *waiting, *oldest)
             ),
             Self::DatabaseDown { why } => down::what(why),
@@ -217,10 +227,12 @@ impl FindingKind {
                 stage,
                 missing,
                 running,
+                on,
             } => format!(
-                "{}: {running} of {} processes run",
+                "{}: {running} of {} processes run{}",
                 stage.as_str(),
-                running.saturating_add(*missing)
+                running.saturating_add(*missing),
+                ran_on(on)
             ),
             Self::Unserved { providers, .. } => format!(
                 "products name {}, which no provisioner has ever served",
