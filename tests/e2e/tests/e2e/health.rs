@@ -29,7 +29,7 @@ const WAITING: u64 = 3;
 const PASSWORD: &str = "correct horse battery staple";
 
 /// A console, and somebody who has signed in there.
-struct Console {
+pub(crate) struct Console {
     _process: Process,
     base: String,
     client: Client,
@@ -37,7 +37,7 @@ struct Console {
 }
 
 impl Console {
-    async fn start(stack: &Stack, folder: &std::path::Path) -> Result<Self> {
+    pub(crate) async fn start(stack: &Stack, folder: &std::path::Path) -> Result<Self> {
         let listen = format!("127.0.0.1:{}", ports::free()?);
         let admin = format!("127.0.0.1:{}", ports::free()?);
         let base = format!("http://{listen}");
@@ -439,8 +439,17 @@ impl Seen {
     }
 }
 
-/// The finding with these words in all four views, once all of them have it.
-async fn seen(stack: &Stack, console: &mut Console, words: &str) -> Result<Option<Seen>> {
+/// What the doctor leaves out, because these tests have nothing of it.
+const WITHOUT: &str = "keys,nats,names,openid,backup";
+
+/// The finding with these words in all four views, once all of them have it. The doctor also judges
+/// how the server was set up for tests, unless that is left out.
+async fn seen(
+    stack: &Stack,
+    console: &mut Console,
+    words: &str,
+    of_database: bool,
+) -> Result<Option<Seen>> {
     let of = |view: &Value| {
         let lists = ["needs_person", "ends_by_itself"];
         let mut all = lists
@@ -455,11 +464,12 @@ async fn seen(stack: &Stack, console: &mut Console, words: &str) -> Result<Optio
         found.and_then(|one| Some(one["told"]["severity"].as_str()?.to_owned()))
     };
     let ((exit, attention), status, page) = views(stack, console).await?;
-    let doctor = [
-        "doctor",
-        "--without",
-        "keys,nats,names,openid,backup,database",
-    ];
+    let without = if of_database {
+        WITHOUT.to_owned()
+    } else {
+        format!("{WITHOUT},database")
+    };
+    let doctor = ["doctor", "--without", &without];
     let (code, doctor): (i32, Value) = stack.esimctl.run_allowing(&doctor, &[1, 2]).await?;
     let lines = doctor["lines"].as_array().context("lines")?.iter();
     let mut lines = lines.filter(|one| one["found"].as_str().is_some_and(|it| it.contains(words)));
@@ -488,15 +498,26 @@ async fn seen_alike(
     console: &mut Console,
     (words, severity): (&str, &str),
 ) -> Result<()> {
+    seen_by_all(stack, console, (words, severity), false).await
+}
+
+/// Does the same, and can have the doctor look at the database itself.
+pub(crate) async fn seen_by_all(
+    stack: &Stack,
+    console: &mut Console,
+    (words, severity): (&str, &str),
+    of_database: bool,
+) -> Result<()> {
     let began = Instant::now();
-    let seen = wait::until(NAMED, words, async || seen(stack, console, words).await).await?;
+    let seen = async || seen(stack, console, words, of_database).await;
+    let seen = wait::until(NAMED, words, seen).await?;
     println!("{words}: seen after {:?}", began.elapsed());
     ensure!(seen == Seen::as_worst(severity), "{words}: {seen:?}");
     Ok(())
 }
 
 /// Waits until `attention` says nothing of it any more.
-async fn mended_again(stack: &Stack, words: &str) -> Result<()> {
+pub(crate) async fn mended_again(stack: &Stack, words: &str) -> Result<()> {
     wait::until(NAMED, &format!("{words} to end"), async || {
         let (_, attention): (_, Value) =
             stack.esimctl.run_allowing(&["attention"], &[0, 3]).await?;

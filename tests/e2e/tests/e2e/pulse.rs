@@ -1,6 +1,7 @@
 //! What the pulse shows: a server that accepts connections but commits nothing, and a server that
 //! must not be used.
 
+use crate::health::{Console, mended_again, seen_by_all};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -81,6 +82,7 @@ async fn a_full_disk_makes_the_stages_not_ready_and_is_named() {
     let Some((disk, _server, mut stack)) = on_a_small_disk(folder.path()).await else {
         return;
     };
+    let mut console = Console::start(&stack, folder.path()).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     shop.buy("before", &ready, 1).await.unwrap();
@@ -111,10 +113,14 @@ async fn a_full_disk_makes_the_stages_not_ready_and_is_named() {
     assert_eq!(first["told"]["severity"], "fault", "{attention}");
     let what = first["told"]["what"].as_str().unwrap();
     assert!(what.contains("No space left"), "{what}");
+    seen_by_all(&stack, &mut console, ("No space left", "fault"), true)
+        .await
+        .unwrap();
     disk.empty().unwrap();
     for stage in Stage::OURS {
         stack.process(stage).unwrap().ready().await.unwrap();
     }
+    mended_again(&stack, "No space left").await.unwrap();
     shop.buy("after", &ready, 1).await.unwrap();
 }
 
