@@ -106,13 +106,35 @@ pub const BOUNDS: [f64; 15] = [
 ];
 pub const BUCKETS: usize = BOUNDS.len() + 1;
 
-/// A count with its failures and its histogram.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The upper limits of the fine buckets, in seconds: the series E12, so that whatever is told as
+/// such a limit took at least four fifths of it. A last bucket holds what took longer.
+pub const FINE: [f64; 47] = [
+    0.01, 0.012, 0.015, 0.018, 0.022, 0.027, 0.033, 0.039, 0.047, 0.056, 0.068, 0.082, //
+    0.1, 0.12, 0.15, 0.18, 0.22, 0.27, 0.33, 0.39, 0.47, 0.56, 0.68, 0.82, //
+    1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 3.9, 4.7, 5.6, 6.8, 8.2, //
+    10.0, 12.0, 15.0, 18.0, 22.0, 27.0, 33.0, 39.0, 47.0, 56.0, 60.0,
+];
+
+/// A count with its failures and its histograms.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Count {
     pub n: u64,
     pub failed: u64,
     /// How many of them took how long. What has no duration is in no bucket.
     pub histogram: [u64; BUCKETS],
+    /// The same in fine buckets. What a program of an older version has counted is in none of them.
+    pub fine: [u64; FINE.len() + 1],
+}
+
+impl Default for Count {
+    fn default() -> Self {
+        Self {
+            n: 0,
+            failed: 0,
+            histogram: [0; BUCKETS],
+            fine: [0; FINE.len() + 1],
+        }
+    }
 }
 
 impl Count {
@@ -122,36 +144,45 @@ impl Count {
         self.failed = self.failed.saturating_add(u64::from(failed));
         if let Some(took) = took {
             let took = took.as_secs_f64();
-            let bucket = BOUNDS.iter().position(|most| took <= *most);
-            let bucket = &mut self.histogram[bucket.unwrap_or(BOUNDS.len())];
-            *bucket = bucket.saturating_add(1);
+            let coarse = &mut self.histogram[BOUNDS.partition_point(|most| *most < took)];
+            *coarse = coarse.saturating_add(1);
+            let fine = &mut self.fine[FINE.partition_point(|most| *most < took)];
+            *fine = fine.saturating_add(1);
         }
+    }
+
+    /// All buckets, as they are stored one after the other.
+    fn buckets(&mut self) -> impl Iterator<Item = &mut u64> {
+        self.histogram.iter_mut().chain(&mut self.fine)
+    }
+
+    /// The buckets as they are stored: without the empty fine ones at the end. Programs of an older
+    /// version read the coarse ones, which come first.
+    fn stored(&self) -> impl Iterator<Item = u64> {
+        let last = self.fine.iter().rposition(|number| *number > 0);
+        let fine = self.fine.iter().take(last.map_or(0, |last| last + 1));
+        self.histogram.iter().chain(fine).copied()
     }
 
     /// Adds another count.
     pub fn merge(&mut self, other: &Self) {
         self.n = self.n.saturating_add(other.n);
         self.failed = self.failed.saturating_add(other.failed);
-        for (mine, others) in self.histogram.iter_mut().zip(other.histogram) {
-            *mine = mine.saturating_add(others);
+        let others = other.histogram.iter().chain(&other.fine);
+        for (mine, others) in self.buckets().zip(others) {
+            *mine = mine.saturating_add(*others);
         }
     }
 
     /// Within which time this share of all ended; `None` if nothing has a duration. The limits are
-    /// those of the bucket, because where in it the events lie is not known.
-    #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
+    /// those of the bucket, because where in it the events lie is not known: of a fine one, if all
+    /// of them are in such buckets.
     pub fn within(&self, share: f64) -> Option<Within> {
+        let coarse = within(&self.histogram, &BOUNDS, share)?;
         let all: u64 = self.histogram.iter().sum();
-        let wanted = (share.clamp(0.0, 1.0) * all as f64).ceil().max(1.0);
-        let mut ended = 0;
-        let bucket = self.histogram.iter().position(|inside| {
-            ended += inside;
-            ended as f64 >= wanted
-        })?;
-        Some(Within {
-            over: bucket.checked_sub(1).map_or(0.0, |below| BOUNDS[below]),
-            most: BOUNDS.get(bucket).copied(),
-        })
+        let is_fine = self.fine.iter().sum::<u64>() == all;
+        let fine = is_fine.then(|| within(&self.fine, &FINE, share)).flatten();
+        Some(fine.filter(|fine| fine.most.is_some()).unwrap_or(coarse))
     }
 
     /// The share that failed.
@@ -159,6 +190,22 @@ impl Count {
     pub fn failed_share(&self) -> Option<f64> {
         (self.n > 0).then(|| self.failed as f64 / self.n as f64)
     }
+}
+
+/// Between which limits of buckets this share of all ended.
+#[expect(clippy::cast_precision_loss, reason = "a share of a count")]
+fn within(buckets: &[u64], limits: &[f64], share: f64) -> Option<Within> {
+    let all: u64 = buckets.iter().sum();
+    let wanted = (share.clamp(0.0, 1.0) * all as f64).ceil().max(1.0);
+    let mut ended = 0;
+    let bucket = buckets.iter().position(|inside| {
+        ended += inside;
+        ended as f64 >= wanted
+    })?;
+    Some(Within {
+        over: bucket.checked_sub(1).map_or(0.0, |below| limits[below]),
+        most: limits.get(bucket).copied(),
+    })
 }
 
 /// What is known of a time: it is more than one limit, and at most another one.
@@ -175,6 +222,24 @@ impl Within {
     pub fn drawn(self) -> f64 {
         self.most.unwrap_or(self.over)
     }
+
+    /// For sentences: `0.047 s`, `under 0.01 s`, `over 2 h`.
+    pub fn told(self) -> String {
+        match self.most {
+            Some(most) if self.over > 0.0 => told(most),
+            Some(most) => format!("under {}", told(most)),
+            None => format!("over {}", told(self.over)),
+        }
+    }
+}
+
+/// A limit for sentences, in which nothing is told in milliseconds: `0.047 s`, `5 min`.
+pub fn told(seconds: f64) -> String {
+    if seconds < 60.0 {
+        format!("{seconds}\u{a0}s")
+    } else {
+        limit(seconds)
+    }
 }
 
 /// Says what is known: `≤ 250 ms`, `> 2 h`.
@@ -187,7 +252,8 @@ impl fmt::Display for Within {
     }
 }
 
-/// A limit of [`BOUNDS`] in its largest unit. The blank in it parts no number from its unit.
+/// A limit of [`BOUNDS`] or [`FINE`] in its largest unit. The blank in it parts no number from its
+/// unit.
 pub fn limit(seconds: f64) -> String {
     match seconds {
         of if of < 1.0 => format!("{:.0}\u{a0}ms", of * 1_000.0),
@@ -229,17 +295,24 @@ pub async fn add(connection: &mut PgConnection, instance: Uuid, figures: &[Figur
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let numbers: Vec<i64> = counts.values().map(|count| signed(count.n)).collect();
     let failed: Vec<i64> = counts.values().map(|count| signed(count.failed)).collect();
-    let histograms = counts.values().flat_map(|count| count.histogram);
-    let histograms: Vec<i64> = histograms.map(signed).collect();
     // The histograms come as one list, of which each row takes its part.
+    let mut histograms: Vec<i64> = Vec::new();
+    let mut parts: (Vec<i32>, Vec<i32>) = (Vec::new(), Vec::new());
+    let place = |histograms: &Vec<i64>| i32::try_from(histograms.len()).unwrap_or(i32::MAX);
+    for count in counts.values() {
+        parts.0.push(place(&histograms) + 1);
+        histograms.extend(count.stored().map(signed));
+        parts.1.push(place(&histograms));
+    }
     let statement = sqlx::query!(
         "INSERT INTO minutely AS m (span, at, measure, subject, instance, n, failed, histogram)
-         SELECT span, at, measure, subject, $1, n, failed, ($8::bigint[])[(nth - 1) * $9 + 1 : nth * $9]
-         FROM unnest($2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::bigint[], $7::bigint[])
-              WITH ORDINALITY AS new (span, at, measure, subject, n, failed, nth)
+         SELECT span, at, measure, subject, $1, n, failed, ($8::bigint[])[first : last]
+         FROM unnest($2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $9::int[], $10::int[])
+              AS new (span, at, measure, subject, n, failed, first, last)
          ON CONFLICT (span, at, measure, subject, instance) DO UPDATE
          SET n = m.n + excluded.n, failed = m.failed + excluded.failed,
-             histogram = ARRAY (SELECT a + b FROM unnest(m.histogram, excluded.histogram) WITH ORDINALITY AS pair (a, b, nth)
+             histogram = ARRAY (SELECT coalesce(a, 0) + coalesce(b, 0)
+                                FROM unnest(m.histogram, excluded.histogram) WITH ORDINALITY AS pair (a, b, nth)
                                 ORDER BY nth)",
         instance,
         &spans as &[&str],
@@ -249,7 +322,8 @@ pub async fn add(connection: &mut PgConnection, instance: Uuid, figures: &[Figur
         &numbers,
         &failed,
         &histograms,
-        i64::try_from(BUCKETS).unwrap_or(i64::MAX),
+        &parts.0,
+        &parts.1,
     );
     statement.execute(connection).await?;
     Ok(())
@@ -300,12 +374,11 @@ pub async fn halves(
         let times = halves.entry((measure, row.subject)).or_default();
         let one: &mut Count = times.entry(row.at).or_default();
         let number = count(row.number);
-        if let Some(bucket) = nth
-            .checked_sub(1)
-            .and_then(|nth| one.histogram.get_mut(nth))
-        {
-            *bucket = number;
+        if nth <= BUCKETS {
             one.n = one.n.saturating_add(number);
+        }
+        if let Some(bucket) = nth.checked_sub(1).and_then(|nth| one.buckets().nth(nth)) {
+            *bucket = number;
         }
     }
     Ok(halves)
@@ -345,7 +418,7 @@ fn read_count(n: i64, failed: i64, histogram: &[i64]) -> Count {
         failed: count(failed),
         ..Count::default()
     };
-    for (bucket, number) in one.histogram.iter_mut().zip(histogram) {
+    for (bucket, number) in one.buckets().zip(histogram) {
         *bucket = count(*number);
     }
     one
@@ -392,6 +465,44 @@ pub async fn outcomes(connection: &mut PgConnection) -> Result<Vec<OutcomeCount>
             at: row.at,
             measure: row.measure.parse().ok()?,
             subject: row.subject,
+            n: count(row.n),
+            failed: count(row.failed),
+        })
+    });
+    Ok(known.collect())
+}
+
+/// What became of the requests of a partner in the last hours, but for those that got through. Each
+/// hour of each measure is read by its key.
+pub async fn outcomes_of(
+    connection: &mut PgConnection,
+    partner: Uuid,
+    hours: i32,
+) -> Result<Vec<OutcomeCount>> {
+    use strum::IntoEnumIterator;
+    let measures = Measure::iter().filter(|one| one.is_outcome());
+    let measures: Vec<&str> = measures.map(Measure::as_str).collect();
+    let subject = partner.to_string();
+    let query = sqlx::query!(
+        r#"SELECT m.at, m.measure, sum(m.n)::bigint AS "n!", sum(m.failed)::bigint AS "failed!"
+           FROM generate_series(0, $3::int - 1) AS ago (hours)
+           CROSS JOIN unnest($1::text[]) AS wanted (measure)
+           CROSS JOIN LATERAL (
+               -- OFFSET makes it a look-up of each hour by the key, whatever the statistics say.
+               SELECT at, measure, n, failed FROM minutely
+               WHERE span = 'hour' AND at = date_trunc('hour', now(), 'UTC') - ago.hours * interval '1 hour'
+                 AND measure = wanted.measure AND subject = $2 OFFSET 0) m
+           GROUP BY m.at, m.measure"#,
+        &measures as &[&str],
+        subject,
+        hours,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let known = rows.filter_map(|row| {
+        Some(OutcomeCount {
+            at: row.at,
+            measure: row.measure.parse().ok()?,
+            subject: subject.clone(),
             n: count(row.n),
             failed: count(row.failed),
         })
@@ -558,7 +669,7 @@ mod tests {
         }
         assert_eq!(count.n, 10);
         assert!((count.failed_share().unwrap() - 0.1).abs() < 1e-9);
-        assert_eq!(count.within(0.5).unwrap().to_string(), "≤\u{a0}50\u{a0}ms");
+        assert_eq!(count.within(0.5).unwrap().to_string(), "≤\u{a0}56\u{a0}ms");
         assert_eq!(
             count.within(0.95).unwrap().to_string(),
             "≤\u{a0}100\u{a0}ms"
@@ -571,6 +682,38 @@ mod tests {
         twice.merge(&count);
         assert_eq!(twice.n, 22);
         assert_eq!(twice.within(0.5), count.within(0.5));
+    }
+
+    /// What took up to about a minute is told to a fifth, and not shorter than it was.
+    #[test]
+    fn a_time_is_told_to_a_fifth() {
+        for milliseconds in (11..60_000).step_by(7) {
+            let mut count = Count::default();
+            let took = Duration::from_millis(milliseconds);
+            (0..9).for_each(|_| count.note(Some(took), false));
+            let within = count.within(0.5).unwrap();
+            let told = within.told().replace("\u{a0}s", "");
+            let told = match told.strip_suffix("\u{a0}min") {
+                Some(minutes) => 60.0 * minutes.parse::<f64>().unwrap(),
+                None => told.parse().unwrap(),
+            };
+            let took = took.as_secs_f64();
+            assert!(took <= told && told * 0.8 <= took + 1e-9, "{took}: {told}");
+        }
+    }
+
+    /// A row of a program that counted in coarse buckets only makes nothing finer than it is.
+    #[test]
+    fn of_old_and_new_rows_together_only_the_coarse_limits_are_known() {
+        let mut new = Count::default();
+        new.note(Some(Duration::from_millis(40)), false);
+        let stored: Vec<i64> = new.stored().map(|n| i64::try_from(n).unwrap()).collect();
+        assert_eq!(read_count(1, 0, &stored), new);
+        assert_eq!(new.within(0.5).unwrap().told(), "0.047\u{a0}s");
+        let old = read_count(1, 0, &stored[..BUCKETS]);
+        assert_eq!(old.within(0.5).unwrap().told(), "0.05\u{a0}s");
+        new.merge(&old);
+        assert_eq!(new.within(0.5).unwrap().told(), "0.05\u{a0}s");
     }
 
     /// What is told is never longer than what happened: all waited for 6 minutes.

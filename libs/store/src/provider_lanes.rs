@@ -35,6 +35,8 @@ pub struct HeldBackLane {
 pub struct WaitingLane {
     pub provider: String,
     pub lane: String,
+    /// The name of the product that is bought in it, if the catalogue has one.
+    pub product: Option<String>,
     /// How many purchases may be in flight, in all processes that hold it back.
     pub max_in_flight: i64,
     /// Attempts with an unknown outcome, in all processes.
@@ -94,8 +96,12 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<WaitingLane>> {
     let query = sqlx::query_as!(
         WaitingLane,
         r#"SELECT provider, lane, sum(max_in_flight) AS "max_in_flight!", max(unsettled) AS "unsettled!",
-                  (array_agg(reason ORDER BY updated_at DESC))[1] AS "reason!", min(since) AS "since!"
-           FROM provider_lanes
+                  (array_agg(reason ORDER BY updated_at DESC))[1] AS "reason!", min(since) AS "since!",
+                  (SELECT min(o.name) FROM options o
+                   WHERE (o.provider = l.provider AND o.provider_option_id = l.lane)
+                      OR o.alternatives @> jsonb_build_array(
+                             jsonb_build_object('provider', l.provider, 'provider_option_id', l.lane))) AS product
+           FROM provider_lanes l
            WHERE updated_at > now() - interval '1 minute'
            GROUP BY provider, lane
            ORDER BY provider, lane"#,

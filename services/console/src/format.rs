@@ -23,6 +23,16 @@ pub(crate) fn took(duration: Duration) -> String {
     }
 }
 
+/// How long something usually took, for sentences: `0.04 s`, `1.4 s`, `12 s`, `2 min`.
+pub(crate) fn measured(duration: Duration) -> String {
+    match duration.as_seconds_f64() {
+        ..0.01 => "under 0.01 s".to_owned(),
+        seconds @ 0.01..1.0 => format!("{seconds:.2} s"),
+        seconds @ 1.0..10.0 => format!("{seconds:.1} s"),
+        _ => brief(duration),
+    }
+}
+
 /// A duration for people who glance at it: `12 s`, `46 min`, `2 h 34 min`, `5 d 2 h`.
 pub(crate) fn brief(duration: Duration) -> String {
     let seconds = duration.whole_seconds().max(0);

@@ -23,6 +23,7 @@ pub(crate) mod orders;
 pub(crate) mod overview;
 pub(crate) mod partner;
 pub(crate) mod partner_acts;
+mod partner_checks;
 mod partner_health;
 pub(crate) mod partners;
 pub(crate) mod providers;

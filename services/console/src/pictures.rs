@@ -127,6 +127,92 @@ pub(crate) fn bars(
     }
 }
 
+/// The rows of a strip, and the height of each.
+const ROWS: usize = 6;
+const ROW: usize = 6;
+
+/// Spans of time as bars between two times: each in the first row that has room for it, from the
+/// first one on. What finds no room is in the list below only. Nothing at all is no picture.
+pub(crate) fn strip(
+    spans: &[(OffsetDateTime, OffsetDateTime, &'static str)],
+    from: OffsetDateTime,
+    to: OffsetDateTime,
+) -> String {
+    if spans.is_empty() {
+        return String::new();
+    }
+    let all = (to - from).as_seconds_f64().max(1.0);
+    let place = |at: OffsetDateTime| (at - from).as_seconds_f64().clamp(0.0, all) / all * 1_000.0;
+    let mut rows: [Vec<(f64, f64)>; ROWS] = Default::default();
+    let mut bars = String::new();
+    for (since, until, class) in spans {
+        // Short ones are drawn as wide as can be seen.
+        let end = place(*until).max(3.0);
+        let start = place(*since).min(end - 3.0);
+        let is_free = |row: &Vec<(f64, f64)>| row.iter().all(|(a, b)| end < *a || *b < start);
+        let Some(row) = rows.iter().position(is_free) else {
+            continue;
+        };
+        rows[row].push((start, end));
+        let class = match *class {
+            "bad" => "w2",
+            "warn" => "w1",
+            _ => "w0",
+        };
+        let _ = write!(
+            bars,
+            "<rect class=\"{class}\" x=\"{start:.1}\" y=\"{}\" width=\"{:.1}\" height=\"4\"/>",
+            row * ROW + 2,
+            end - start,
+        );
+    }
+    format!(
+        "<svg viewBox=\"0 0 1000 38\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"When something was wrong; the lists say the same\">{bars}</svg>"
+    )
+}
+
+/// How many orders were taken in each hour, and above them in red how many were not.
+pub(crate) fn taken_and_not(
+    title: &'static str,
+    [taken, not]: &[Vec<u64>; 2],
+    times: &[String],
+) -> Chart {
+    let both = || taken.iter().zip(not);
+    let most = both().map(|(taken, not)| taken + not).max().unwrap_or(0);
+    #[expect(clippy::cast_precision_loss, reason = "a height in a picture")]
+    let height = |n: u64| n as f64 / most.max(1) as f64 * 40.0;
+    let wide = width(taken.len());
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 100 40\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"{title}: orders of each hour, and in red those that were not taken\">"
+    );
+    let mut x = wide * 0.12;
+    for ((taken, not), at) in both().zip(times) {
+        let says = format!("{at}: {} taken, {} not", number(*taken), number(*not));
+        let top = 40.0 - height(taken + not);
+        for (class, y, n) in [("b1", 40.0 - height(*taken), *taken), ("b2", top, *not)] {
+            let _ = write!(
+                svg,
+                "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{says}</title></rect>",
+                wide * 0.76,
+                height(n),
+            );
+        }
+        x += wide;
+    }
+    svg.push_str("</svg>");
+    let sum = |all: &[u64]| number(all.iter().sum::<u64>());
+    Chart {
+        title,
+        value: format!("{} taken, {} not", sum(taken), sum(not)),
+        half: None,
+        most: format!("{} in an hour", number(most)),
+        picture: svg,
+        axis: axis(times),
+    }
+}
+
 /// How many there were in each of the last hours, for a row of a list.
 pub(crate) fn spark(hours: &[u64]) -> String {
     let most = hours.iter().copied().max().unwrap_or_default();
@@ -219,12 +305,12 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
     svg.push_str("</svg>");
     let last = |values: &[Option<Within>]| {
         let last = values.iter().rev().flatten().next();
-        last.map_or_else(|| "–".to_owned(), ToString::to_string)
+        last.map_or_else(|| "–".to_owned(), |within| within.told())
     };
     Chart {
         title,
-        value: format!("95 %: {}", last(&most)),
-        half: Some(format!("half: {}", last(&half))),
+        value: format!("at worst {}", last(&most)),
+        half: Some(format!("usually {}", last(&half))),
         most: if top > 0.0 {
             limit(top)
         } else {
@@ -239,6 +325,27 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
 mod tests {
     use super::*;
 
+    /// The share of the day of each bar, and its row.
+    #[test]
+    fn what_was_wrong_is_drawn_where_it_was() {
+        let from = OffsetDateTime::UNIX_EPOCH;
+        let at = |hours: i64| from + Duration::hours(hours);
+        let spans = [
+            (at(12), at(24), "bad"),
+            (at(-9), at(6), "warn"),
+            (at(18), at(24), ""),
+        ];
+        let strip = strip(&spans, from, at(24));
+        for bar in [
+            "class=\"w2\" x=\"500.0\" y=\"2\" width=\"500.0\"",
+            "class=\"w1\" x=\"0.0\" y=\"2\" width=\"250.0\"",
+            "class=\"w0\" x=\"750.0\" y=\"8\" width=\"250.0\"",
+        ] {
+            assert!(strip.contains(bar), "no {bar} in {strip}");
+        }
+        assert_eq!(super::strip(&[], from, at(24)), "");
+    }
+
     #[test]
     fn a_chart_of_nothing_is_drawn_too_and_only_what_is_beyond_the_limit_is_red() {
         let times = ["09:00".to_owned(), "10:00".to_owned()];
@@ -249,6 +356,17 @@ mod tests {
             failed,
             ..Count::default()
         };
+        let day = taken_and_not("Orders", &[vec![3, 0], vec![1, 0]], &times);
+        assert_eq!(
+            (&*day.value, &*day.most),
+            ("3 taken, 1 not", "4 in an hour")
+        );
+        assert!(
+            day.picture
+                .contains("class=\"b2\" x=\"6.00\" y=\"0.00\" width=\"38.00\" height=\"10.00\""),
+            "{}",
+            day.picture
+        );
         let few = count(100, 5);
         let many = count(100, 6);
         let chart = Chart::share("Failed", &[Some(&few), Some(&many)], &times);

@@ -43,8 +43,8 @@ estimates when a backlog is worked off from what became less in between. With `-
 nothing. Counts of due rows end at 100,000.
 
 Then come the figures. Each event counts in the minute and the hour (of UTC) in which it happened. `half` and `95 %` say within
-which time half and 95 % of them ended, as the upper limit of a step (`≤ 5 s` is more than 2.5 s): answers, calls and webhook requests since they began, purchases and deliveries since
-their orders. The lines of subjects are of the last ten minutes; `--minutes 120` shows minutes instead of hours.
+which time half and 95 % of them ended, which is true to a fifth up to a minute (`≤ 4.7 s` is more than 3.9 s): answers, calls
+and webhook requests since they began, purchases and deliveries since their orders. The lines of subjects are of the last ten minutes; `--minutes 120` shows minutes instead of hours.
 Of webhook URLs only the host is shown, because partners put secrets into them; `esimctl endpoint list` has the URLs.";
 
 pub const ATTENTION_EXAMPLES: &str = "Examples:

@@ -62,6 +62,8 @@ pub struct FurtherWebhook {
     #[serde(skip)]
     pub delivery_id: Uuid,
     pub endpoint_id: Uuid,
+    /// The host of its URL.
+    pub host: Option<String>,
     /// Whether webhooks to it are sent now.
     pub endpoint: Stored<EndpointState>,
     /// When a blocked endpoint is tested next.
@@ -398,7 +400,7 @@ async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Fu
                            AND (SELECT true FROM delivery_attempts a
                                 WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
                       AS "delivered_before!",
-                  nullif(e.blocked_until, 'infinity') AS "endpoint_until?",
+                  nullif(e.blocked_until, 'infinity') AS "endpoint_until?", e.host,
                   "#,
         r#" AS "endpoint!"
            FROM placements p

@@ -1,13 +1,14 @@
-//! What a partner did in the last day: its orders by the hour, how soon its eSIMs were ready, and
-//! what was refused. Nothing counts that beforehand, so a bounded number of its newest rows is
-//! read.
+//! What a partner got in the last day: its orders by the hour, those that were taken and those that
+//! were not, how soon its eSIMs were ready, and what was refused. Nothing counts its orders
+//! beforehand, so a bounded number of its newest rows is read.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use accounts::refused;
 use domain::PartnerId;
 use pg::{Result, count};
 use sqlx::PgConnection;
+use store::figures::{self, Measure};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
@@ -19,13 +20,29 @@ pub const MOST_ORDERS: i64 = 10_000;
 const TIMED: i64 = 500;
 /// The id of an order is made shortly before PostgreSQL sets its time by another clock.
 const SKEW: Duration = Duration::minutes(5);
+const HOURS: i32 = 24;
+
+/// What a partner got in an hour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartnerHour {
+    /// Its orders that were stored.
+    pub orders: u64,
+    /// Those of them that were not refused.
+    pub taken: u64,
+    /// Its requests for orders that were answered with an error.
+    pub failed: u64,
+}
 
 /// The last 24 hours of a partner.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PartnerDay {
-    /// Its orders by the hour of their acceptance, the oldest first; hours without any are left
-    /// out.
-    pub hours: Vec<(OffsetDateTime, u64)>,
+    /// The hours in which a request for an order came.
+    pub hours: BTreeMap<OffsetDateTime, PartnerHour>,
+    /// How many of its requests were above its limits, and had no valid key or signature.
+    pub limited: u64,
+    pub denied: u64,
+    /// The providers of its newest eSIMs.
+    pub providers: Vec<String>,
     /// Within how many seconds half of its newest eSIMs, and 95 % of them, were ready after their
     /// orders.
     pub half: Option<f64>,
@@ -36,7 +53,22 @@ pub struct PartnerDay {
 
 impl PartnerDay {
     pub fn orders(&self) -> u64 {
-        self.hours.iter().map(|(_, orders)| orders).sum()
+        self.hours.values().map(|hour| hour.orders).sum()
+    }
+
+    /// Its orders that were taken, and all that it sent.
+    pub fn taken(&self) -> (u64, u64) {
+        let hours = self.hours.values();
+        hours.fold((0, 0), |(taken, all), hour| {
+            (taken + hour.taken, all + hour.taken + hour.failed)
+        })
+    }
+
+    /// The newest hour in which it sent an order.
+    pub fn newest(&self) -> Option<(OffsetDateTime, PartnerHour)> {
+        let mut hours = self.hours.iter().rev();
+        let (at, hour) = hours.find(|(_, hour)| hour.taken + hour.failed > 0)?;
+        Some((*at, *hour))
     }
 
     /// Whether there may be more orders than were counted.
@@ -54,8 +86,9 @@ pub async fn read(
     let since = now - Duration::hours(24);
     let first = first_id(since - SKEW);
     let query = sqlx::query!(
-        r#"SELECT date_trunc('hour', created_at, 'UTC') AS "hour!", count(*) AS "orders!"
-           FROM (SELECT created_at FROM orders
+        r#"SELECT date_trunc('hour', created_at, 'UTC') AS "hour!", count(*) AS "orders!",
+                  count(*) FILTER (WHERE refused_at IS NULL) AS "taken!"
+           FROM (SELECT created_at, refused_at FROM orders
                  WHERE partner_id = $1 AND (partner_id, order_id) >= ($1, $2)
                  ORDER BY order_id DESC LIMIT $3) o
            WHERE created_at >= $4
@@ -65,12 +98,29 @@ pub async fn read(
         MOST_ORDERS,
         since,
     );
-    let hours = query.fetch_all(&mut *connection).await?.into_iter();
-    let hours = hours.map(|row| (row.hour, count(row.orders))).collect();
+    let mut day = PartnerDay::default();
+    for row in query.fetch_all(&mut *connection).await? {
+        let hour = day.hours.entry(row.hour).or_default();
+        hour.orders = count(row.orders);
+        hour.taken = count(row.taken);
+    }
+    for one in figures::outcomes_of(&mut *connection, partner_id.uuid(), HOURS).await? {
+        match one.measure {
+            Measure::Denied => day.denied += one.n,
+            Measure::Errors | Measure::Refused | Measure::Invalid | Measure::Limited => {
+                day.hours.entry(one.at).or_default().failed += one.n;
+                if one.measure == Measure::Limited {
+                    day.limited += one.n;
+                }
+            }
+            _ => {}
+        }
+    }
     let query = sqlx::query!(
         r#"SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY took) AS half,
-                  percentile_disc(0.95) WITHIN GROUP (ORDER BY took) AS most
-           FROM (SELECT extract(epoch FROM e.ready_at - o.created_at)::float8 AS took
+                  percentile_disc(0.95) WITHIN GROUP (ORDER BY took) AS most,
+                  array_agg(DISTINCT provider) AS providers
+           FROM (SELECT extract(epoch FROM e.ready_at - o.created_at)::float8 AS took, p.provider
                  FROM (SELECT order_id, created_at FROM orders
                        WHERE partner_id = $1 AND (partner_id, order_id) >= ($1, $2)
                        ORDER BY order_id DESC LIMIT $3) o
@@ -84,12 +134,11 @@ pub async fn read(
         since,
     );
     let times = query.fetch_one(&mut *connection).await?;
-    Ok(PartnerDay {
-        hours,
-        half: times.half,
-        most: times.most,
-        refused: refused::since(connection, partner_id, since).await?,
-    })
+    day.half = times.half;
+    day.most = times.most;
+    day.providers = times.providers.unwrap_or_default();
+    day.refused = refused::since(connection, partner_id, since).await?;
+    Ok(day)
 }
 
 /// The newest webhooks of a partner that are looked at for the last answers of its endpoints.

@@ -199,7 +199,18 @@ async fn around(
         let mut stays = stays.iter();
         stays.any(|stay| stay.provider == provider && stay.includes(one.at))
     });
-    Ok(concerned.filter_map(moment_of).collect())
+    let concerned = concerned.filter_map(moment_of).map(|mut moment| {
+        if let MomentKind::Noted {
+            endpoint_id, host, ..
+        } = &mut moment.what
+        {
+            let mut further = order.further.iter();
+            let its = further.find(|one| Some(one.endpoint_id) == *endpoint_id);
+            *host = its.and_then(|one| one.host.clone());
+        }
+        moment
+    });
+    Ok(concerned.collect())
 }
 
 /// The time in which a purchase waited for a provider: what befell the provider before or after
@@ -287,6 +298,7 @@ fn moment_of(noted: HistoryRow) -> Option<StoryMoment> {
     let what = MomentKind::Noted {
         placement_id: noted.placement_id,
         endpoint_id: noted.endpoint_id,
+        host: None,
         kind,
         provider: noted.provider,
         attempt: noted.attempt,

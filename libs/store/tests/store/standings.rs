@@ -255,6 +255,7 @@ fn with_second(mut order: OrderView, case: Case) -> OrderView {
         topup_id: order.topups[0].topup_id.clone(),
         delivery_id: Uuid::nil(),
         endpoint_id: SECOND,
+        host: None,
         endpoint: Stored::Known(case.5),
         endpoint_until: until,
         state: Stored::Known(case.1),

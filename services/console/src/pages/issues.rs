@@ -14,6 +14,49 @@ use crate::{
 /// The maximum number of equal findings that a line names when it is unfolded.
 const EQUAL: usize = 10;
 
+/// On whose side something has to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Concern {
+    #[default]
+    Ours,
+    Provider,
+    Partner,
+}
+
+/// On whose side something has to change before this ends.
+pub(crate) fn concern(kind: &FindingKind) -> Concern {
+    match kind {
+        FindingKind::BreakerOpen { .. }
+        | FindingKind::LanesHeldBack { .. }
+        | FindingKind::PurchasesLate { .. }
+        | FindingKind::Parked { .. }
+        | FindingKind::GiveBacksParked { .. }
+        | FindingKind::OrdersFail {
+            how: FailureKind::Refused,
+            ..
+        }
+        | FindingKind::Slow {
+            measure: Measure::Call,
+            ..
+        }
+        | FindingKind::Slow {
+            measure: Measure::Bought,
+            part_is_slow: true,
+            ..
+        } => Concern::Provider,
+        FindingKind::NoAddress { .. }
+        | FindingKind::Exhausted { .. }
+        | FindingKind::Paused { .. }
+        | FindingKind::Blocked { .. }
+        | FindingKind::OrdersFail {
+            how: FailureKind::Denied | FailureKind::Invalid | FailureKind::Limited,
+            partner: Some(_),
+            ..
+        } => Concern::Partner,
+        _ => Concern::Ours,
+    }
+}
+
 /// A page, and what a link to it says.
 pub(crate) type PageLink = (String, String);
 
@@ -24,6 +67,7 @@ pub(crate) struct Issue {
     pub(crate) what: String,
     /// Whom it is about, in a few words.
     pub(crate) who: String,
+    pub(crate) concern: Concern,
     /// Empty if it is not stored.
     pub(crate) since: TimeElement,
     pub(crate) ago: TimeElement,
@@ -124,6 +168,7 @@ pub(crate) fn issue(one: &Finding, session: &ConsoleSession) -> Issue {
         class: class_of(told.severity),
         what: told.what,
         who: who(&one.kind),
+        concern: concern(&one.kind),
         since: told.since.map(|at| times.clock(at)).unwrap_or_default(),
         ago: told.since.map(|at| times.ago(at)).unwrap_or_default(),
         felt: told.felt.into_owned(),

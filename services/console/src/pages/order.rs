@@ -547,7 +547,7 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
         sentence: story::sentence(&order, runtime::clock::now()),
         steps: timeline
             .into_iter()
-            .map(|moment| step(moment, &order.endpoint))
+            .map(|moment| step(moment, &order))
             .collect(),
         endpoints,
         order,

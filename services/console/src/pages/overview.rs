@@ -33,7 +33,7 @@ use crate::{
         endpoints::{FailingEndpoints, failing},
         issues::{self, Issue, class_of, worst},
     },
-    pictures::{Chart, bars, lines},
+    pictures::{self, Chart, bars, lines},
     problem::Problem,
     times::{TimeElement, Times},
     view::{Shell, page},
@@ -46,6 +46,8 @@ const ENDPOINTS: usize = 8;
 const FINDINGS: usize = 10;
 /// The maximum number of things of the page that were wrong, the newest ones.
 const MENDED: usize = 20;
+/// The time of the picture of what was wrong.
+const DAY: Duration = Duration::DAY;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -73,6 +75,9 @@ struct Figures {
     mending: Vec<Issue>,
     mending_is: String,
     steps: Vec<StepView>,
+    /// When something was wrong in the last day, as a picture; empty if nothing was.
+    was: String,
+    was_axis: Vec<String>,
     /// What was wrong in the last day, and is over.
     mended: Vec<MendedView>,
     /// How many of it are not shown.
@@ -164,12 +169,12 @@ pub(crate) fn halves(count: Option<&Count>) -> String {
 }
 
 /// How long it usually took, which is what half of them took at most, and what it took at worst,
-/// which is true of 19 of 20; `None` if nothing has a duration.
+/// which is true of 19 of 20. Both are told to a fifth. `None` if nothing has a duration.
 pub(crate) fn usually(count: Option<&Count>) -> Option<String> {
     let count = count?;
     let half = count.within(0.5)?;
     let most = count.within(0.95)?;
-    Some(format!("usually {half}, at worst {most}"))
+    Some(format!("usually {}, at worst {}", half.told(), most.told()))
 }
 
 /// How many of them failed.
@@ -428,6 +433,22 @@ fn mended(one: &FindingEvent, times: &Times) -> MendedView {
     }
 }
 
+/// When something was wrong in the last day, the gravest in the first row; what goes on ends now.
+fn was(look: &SystemSnapshot, times: &Times) -> String {
+    let now = times.now;
+    let open = look.report.findings.iter().filter_map(|one| {
+        let class = class_of(one.severity());
+        Some((one.since?, now, class))
+    });
+    let over = look.mended.iter().map(|one| {
+        let until = one.span.until.unwrap_or(one.at);
+        (one.span.since, until, class_of(one.span.severity))
+    });
+    let mut all: Vec<_> = open.chain(over).collect();
+    all.sort_by_key(|(since, _, class)| (issues::weight(class), *since));
+    pictures::strip(&all, now - DAY, now)
+}
+
 fn charts(all: &Bars, range: Range, times: &Times) -> Vec<Chart> {
     let of = |measure: Measure| -> Vec<Option<&Count>> {
         all.iter().map(|(_, counts)| counts.get(&measure)).collect()
@@ -491,6 +512,10 @@ fn figures(
         steps: [Step::Take, Step::Buy, Step::Get, Step::Send]
             .into_iter()
             .map(|one| step(one, look, times))
+            .collect(),
+        was: was(look, times),
+        was_axis: (0..4)
+            .map(|quarter| times.axis(times.now - DAY + DAY * quarter / 4, quarter == 0))
             .collect(),
         mended: look
             .mended

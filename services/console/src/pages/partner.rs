@@ -9,7 +9,7 @@ use axum::{extract::State, response::Response};
 use desk::{
     operator::{
         self, health, order_list,
-        partner_day::{self, LastAnswers, PartnerDay},
+        partner_day::{self, LastAnswers, PartnerDay, PartnerHour},
         partners_lately,
     },
     self_service::{self, NoticeChannel, OrderPage, OrderState, Units},
@@ -26,7 +26,7 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{ConsoleSession, OperatorRole, Viewer, Visit},
-    format::{counted, number, took},
+    format::{brief, counted, measured, number},
     pages::{
         endpoints::{
             endpoint_class, endpoint_form, endpoint_state, endpoint_words, further_forms,
@@ -36,9 +36,10 @@ use crate::{
         issues::Issue,
         orders,
         overview::usually,
-        partner_health::{self, Check, PartnerFacts},
+        partner_checks::{self, Check},
+        partner_health::{self, PartnerFacts},
     },
-    pictures::{Chart, bars},
+    pictures::{Chart, taken_and_not},
     problem::Problem,
     times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
@@ -56,10 +57,12 @@ struct Page {
     head: PartnerHead,
     verdict: String,
     class: &'static str,
+    /// What is to be known beside the verdict.
+    sentence: String,
     issues: Vec<Issue>,
     /// The texts of all of them for the partner, as one.
     text: String,
-    checks: [Check; 6],
+    checks: [Check; 12],
     day: DayView,
     last: TimeElement,
     endpoints: Vec<EndpointRow>,
@@ -76,10 +79,12 @@ pub(crate) struct PartnerHead {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) environment: String,
-    pub(crate) state: &'static str,
+    pub(crate) state: Cow<'static, str>,
     pub(crate) class: &'static str,
     /// The page that it is.
     pub(crate) tab: &'static str,
+    /// How many webhooks wait and requests were refused, on the page that knows it.
+    pub(crate) counts: Option<(String, String)>,
     /// Whether the viewer may send its webhooks again, and end a key of it.
     pub(crate) may: bool,
     pub(crate) may_end: bool,
@@ -92,9 +97,10 @@ impl PartnerHead {
             id: partner.partner_id.to_string(),
             name: partner.name.clone(),
             environment: partner.environment.clone(),
-            state,
+            state: state.into(),
             class,
             tab,
+            counts: None,
             may: session.may(OperatorRole::Operator),
             may_end: session.may(OperatorRole::Support)
                 && partner.has_secret_key
@@ -106,6 +112,8 @@ impl PartnerHead {
 /// What it did in the last day.
 struct DayView {
     orders: String,
+    /// How often it sends one.
+    usual: String,
     half: String,
     most: String,
     refused: String,
@@ -177,14 +185,25 @@ pub(crate) async fn show(
         .iter()
         .filter_map(|one| one.text.as_deref())
         .collect();
-    let (class, verdict) = partner_health::verdict(known, &issues);
+    let (class, verdict, sentence) = partner_health::verdict(known, &issues, times);
+    let waiting: i64 = known.endpoints.iter().map(|one| one.pending).sum();
+    let mut head = PartnerHead {
+        counts: Some((number(waiting), number(known.day.refused))),
+        ..PartnerHead::new(&known.partner, "health", &visit.session)
+    };
+    if known.partner.disabled_at.is_none()
+        && let Some(lately) = partner_health::lately(known, times)
+    {
+        (head.state, head.class) = (format!("{lately} taken").into(), class);
+    }
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &known.partner.name),
-        head: PartnerHead::new(&known.partner, "health", &visit.session),
+        head,
         verdict,
         class,
+        sentence,
         text: texts.join(" "),
-        checks: partner_health::checks(known, report, times),
+        checks: partner_checks::checks(known, report, times),
         issues,
         day: day(&known.day, times),
         endpoints: known
@@ -313,40 +332,43 @@ async fn read(
     }))
 }
 
-/// Which share of all tries was acknowledged.
+/// How many of all tries were acknowledged.
 fn taken(count: &Count) -> String {
-    let share = count.failed_share();
-    share.map_or_else(
-        || "none was sent".to_owned(),
-        |failed| format!("{:.1} %", (1.0 - failed) * 100.0),
-    )
+    let taken = count.n.saturating_sub(count.failed);
+    format!("{} of {}", number(taken), counted(count.n, "try", "tries"))
 }
 
 /// The figures of the last day, and its orders by the hour.
 fn day(day: &PartnerDay, times: &Times) -> DayView {
-    let seconds =
-        |of: Option<f64>| of.map_or_else(|| "–".to_owned(), |of| took(Duration::seconds_f64(of)));
+    let seconds = |of: Option<f64>| {
+        of.map_or_else(|| "–".to_owned(), |of| measured(Duration::seconds_f64(of)))
+    };
     let now = times.now.unix_timestamp().div_euclid(3_600);
-    let hours: Vec<(OffsetDateTime, Option<Count>)> = (now - i64::from(HOURS) + 1..=now)
-        .filter_map(|hour| OffsetDateTime::from_unix_timestamp(hour * 3_600).ok())
-        .map(|hour| {
-            let known = day.hours.iter().find(|(at, _)| *at == hour);
-            let count = known.map(|(_, orders)| Count {
-                n: *orders,
-                ..Count::default()
-            });
-            (hour, count)
+    let hours = (now - i64::from(HOURS) + 1..=now)
+        .filter_map(|hour| OffsetDateTime::from_unix_timestamp(hour * 3_600).ok());
+    let hours: Vec<(String, PartnerHour)> = hours
+        .map(|at| {
+            let hour = day.hours.get(&at).copied().unwrap_or_default();
+            (times.axis(at, false), hour)
         })
         .collect();
-    let axis: Vec<String> = hours.iter().map(|(at, _)| times.axis(*at, false)).collect();
-    let counts: Vec<Option<&Count>> = hours.iter().map(|(_, count)| count.as_ref()).collect();
+    let counts = |of: fn(&PartnerHour) -> u64| hours.iter().map(|(_, hour)| of(hour)).collect();
+    let counts: [Vec<u64>; 2] = [counts(|hour| hour.taken), counts(|hour| hour.failed)];
+    let axis: Vec<String> = hours.iter().map(|(at, _)| at.clone()).collect();
     let plus = if day.is_part() { "+" } else { "" };
+    let orders = day.orders();
+    let between = i32::try_from(orders).ok().filter(|orders| *orders > 1);
+    let between = between.map(|orders| Duration::hours(24) / orders);
     DayView {
-        orders: format!("{}{plus}", number(day.orders())),
+        orders: format!("{}{plus}", number(orders)),
+        usual: between
+            .filter(|_| !day.is_part())
+            .map(|between| format!("one in {} on average", brief(between)))
+            .unwrap_or_default(),
         half: seconds(day.half),
         most: seconds(day.most),
         refused: number(day.refused),
-        chart: bars("The last 24 hours", "an hour", &counts, &axis),
+        chart: taken_and_not("The last 24 hours", &counts, &axis),
     }
 }
 

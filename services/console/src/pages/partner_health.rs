@@ -1,5 +1,6 @@
 //! What is to be known of a partner, from all that concerns it: the findings about it and about
-//! all, its orders that wait, its keys and its silence; and what its good state rests on.
+//! all, its orders that wait, its keys and its silence. What was looked at is in
+//! [`super::partner_checks`].
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,12 +21,9 @@ use uuid::Uuid;
 use crate::{
     access::ConsoleSession,
     format::{brief, counted, number, relative},
-    pages::issues::{Issue, class_of, issue, weight},
+    pages::issues::{Concern, Issue, class_of, issue, weight},
     times::Times,
 };
-
-/// Something that was looked at: how it is coloured, what it is, and the figure.
-pub(crate) type Check = (&'static str, &'static str, String);
 
 /// What is known of a partner.
 pub(crate) struct PartnerFacts {
@@ -44,7 +42,7 @@ pub(crate) struct PartnerFacts {
 
 impl PartnerFacts {
     /// All tries of its webhooks in a day.
-    fn tries(&self) -> Count {
+    pub(super) fn tries(&self) -> Count {
         let mut all = Count::default();
         for count in self.attempts.values() {
             all.merge(count);
@@ -85,20 +83,15 @@ pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Dura
     all
 }
 
-/// How a partner does, and how that is coloured.
-pub(crate) fn verdict(known: &PartnerFacts, issues: &[Issue]) -> (&'static str, String) {
-    let is_idle = known.day.orders() == 0;
+/// How a partner does: how that is coloured, the figure that it begins with, and what is to be
+/// known beside that.
+pub(crate) fn verdict(
+    known: &PartnerFacts,
+    issues: &[Issue],
+    times: &Times,
+) -> (&'static str, String, String) {
     match issues {
-        // That nothing was found is not enough to say that it is well.
-        [] if is_idle => (
-            "quiet",
-            "Nothing is known to keep its orders back, but none came in 24 hours".to_owned(),
-        ),
-        [] => {
-            let tries = known.tries();
-            let most_fail = tries.n > 0 && tries.failed.saturating_mul(2) >= tries.n;
-            (if most_fail { "warn" } else { "good" }, well(known))
-        }
+        [] => of_figures(known),
         [first, others @ ..] => {
             // They are in the order of their weight.
             let class = if first.class.is_empty() {
@@ -107,22 +100,69 @@ pub(crate) fn verdict(known: &PartnerFacts, issues: &[Issue]) -> (&'static str, 
                 first.class
             };
             let things = counted(others.len() + 1, "thing is", "things are");
-            (class, format!("{things} to be known of it"))
+            let of = |concern: Concern| issues.iter().filter(|one| one.concern == concern).count();
+            let whose = [
+                (of(Concern::Ours), "on our side"),
+                (of(Concern::Provider), "at a provider"),
+                (of(Concern::Partner), "of its own"),
+            ];
+            let whose = whose.into_iter().filter(|(of, _)| *of > 0);
+            let whose: Vec<String> = whose.map(|(of, whose)| format!("{of} {whose}")).collect();
+            let first = match lately(known, times) {
+                Some(lately) => format!("{lately} were taken{}", wait(known)),
+                None => format!("It sent no order in 24 hours{}", wait(known)),
+            };
+            let known = format!("{things} to be known of it: {}", whose.join(", "));
+            (class, first, known)
         }
     }
 }
 
-/// What a good verdict rests on.
-fn well(known: &PartnerFacts) -> String {
-    let orders = counted(known.day.orders(), "order was", "orders were");
+/// How many of its newest orders were taken: `31 of 31 orders since 17:00`.
+pub(crate) fn lately(known: &PartnerFacts, times: &Times) -> Option<String> {
+    let (at, hour) = known.day.newest()?;
+    let all = hour.taken.saturating_add(hour.failed);
+    let orders = counted(all, "order", "orders");
+    let since = times.axis(at, false);
+    Some(format!("{} of {orders} since {since}", number(hour.taken)))
+}
+
+/// How many of its orders wait for a provider, after the first words of a verdict.
+fn wait(known: &PartnerFacts) -> String {
+    match known.waiting.iter().map(|one| one.number).sum::<u64>() {
+        0 => String::new(),
+        orders => format!("; {}", counted(orders, "one waits", "wait")),
+    }
+}
+
+/// What a verdict rests on where nothing was found, which is not enough to say that it is well.
+fn of_figures(known: &PartnerFacts) -> (&'static str, String, String) {
+    let (taken, all) = known.day.taken();
     let tries = known.tries();
-    let taken = number(tries.n.saturating_sub(tries.failed));
+    let webhooks = match tries.n {
+        0 => "No webhook was sent to it in 24 hours".to_owned(),
+        all => format!(
+            "{} of {} of its webhooks were taken in 24 hours",
+            number(all.saturating_sub(tries.failed)),
+            counted(all, "try", "tries")
+        ),
+    };
+    if all == 0 {
+        let none = "Nothing is known to keep its orders back, but none came in 24 hours";
+        return ("quiet", none.to_owned(), webhooks);
+    }
     let plus = if known.day.is_part() { "at least " } else { "" };
-    format!(
-        "Nothing keeps its orders back: in 24 hours {plus}{orders} stored, and {taken} of {} \
-         of webhooks were taken",
-        counted(tries.n, "try", "tries")
-    )
+    let taken_of = format!(
+        "{} of {plus}{} in 24 hours",
+        number(taken),
+        counted(all, "order was taken", "orders were taken")
+    );
+    let most_fail = |failed: u64, all: u64| all > 0 && failed.saturating_mul(2) >= all;
+    if most_fail(all.saturating_sub(taken), all) || most_fail(tries.failed, tries.n) {
+        return ("warn", taken_of, webhooks);
+    }
+    let well = format!("Nothing keeps its orders back: {taken_of}");
+    ("good", well, webhooks)
 }
 
 /// All that concerns a partner, the gravest first.
@@ -172,11 +212,13 @@ fn own_of(one: &Finding, known: &PartnerFacts, session: &ConsoleSession) -> Issu
     }
 }
 
+/// Something of the partner itself.
 fn own(class: &'static str, since: Option<OffsetDateTime>, times: &Times) -> Issue {
     Issue {
         class,
         since: since.map(|at| times.clock(at)).unwrap_or_default(),
         ago: since.map(|at| times.ago(at)).unwrap_or_default(),
+        concern: Concern::Partner,
         ..Issue::default()
     }
 }
@@ -248,6 +290,7 @@ fn waiting(one: &WaitingOrders, times: &Times) -> Issue {
             format!("Provider {}", one.provider),
         )),
         text: Some(one.for_partner()),
+        concern: Concern::Provider,
         ..own(class_of(one.severity(times.now)), Some(one.since), times)
     }
 }
@@ -266,6 +309,7 @@ fn unlisted(report: &HealthReport) -> Option<Issue> {
             ),
             felt: "Its customers, if they wait for one of them.".to_owned(),
             remedy: "look at its orders that are under way".to_owned(),
+            concern: Concern::Provider,
             ..Issue::default()
         }),
         _ => None,
@@ -305,6 +349,7 @@ fn webhooks_wait(known: &PartnerFacts, report: &HealthReport, times: &Times) -> 
             "Since {}, our webhooks to you are delayed. They are sent by themselves.",
             minute(since)
         )),
+        concern: Concern::Ours,
         ..own("warn", Some(since), times)
     })
 }
@@ -360,111 +405,17 @@ fn quiet(known: &PartnerFacts, times: &Times) -> Option<Issue> {
     })
 }
 
-/// What was looked at. Only a figure is good; what has none is not known.
-pub(crate) fn checks(known: &PartnerFacts, report: &HealthReport, times: &Times) -> [Check; 6] {
-    let orders = known.day.orders();
-    let earned = |class: &'static str| if orders == 0 { "" } else { class };
-    let last = known.last.map(|last| relative(times.now, last));
-    let worst = known
-        .waiting
-        .iter()
-        .map(|one| one.severity(times.now))
-        .max();
-    let waiting: u64 = known.waiting.iter().map(|one| one.number).sum();
-    let on_hold = report.findings.iter().filter_map(|one| match &one.kind {
-        FindingKind::Parked { purchases, .. } => Some(purchases),
-        _ => None,
-    });
-    let mine = on_hold
-        .flatten()
-        .filter(|one| one.partner_id.uuid() == known.partner.partner_id);
-    let on_hold = mine.count();
-    let tries = known.tries();
-    let open = known
-        .endpoints
-        .iter()
-        .filter(|one| one.state == EndpointState::Open && one.failures == 0);
-    let open = open.count();
-    let endpoints = known.endpoints.len();
-    let refused = known.day.refused;
-    let old_key = known.partner.old_keys_until;
-    let keys = usize::from(!known.partner.keys_ended)
-        + usize::from(old_key.is_some_and(|until| until > times.now));
-    [
-        (
-            earned("good"),
-            "Orders",
-            match last {
-                Some(last) => format!("{} in 24 h, the last one {last}", number(orders)),
-                None => "none is stored".to_owned(),
-            },
-        ),
-        (
-            match worst {
-                Some(worst) => class_of(worst),
-                None if on_hold > 0 => "warn",
-                None => earned("good"),
-            },
-            "Waiting for a provider",
-            format!(
-                "{}, and {} on hold",
-                counted(waiting, "order", "orders"),
-                number(on_hold)
-            ),
-        ),
-        (
-            match (tries.n, tries.failed) {
-                (0, _) => "",
-                (_, 0) => "good",
-                _ => "warn",
-            },
-            "Webhooks taken",
-            format!(
-                "{} of {} in 24 h",
-                number(tries.n.saturating_sub(tries.failed)),
-                counted(tries.n, "try", "tries")
-            ),
-        ),
-        (
-            if open < endpoints.max(1) {
-                "warn"
-            } else if tries.n > tries.failed {
-                "good"
-            } else {
-                ""
-            },
-            "Endpoints",
-            format!("{} of {} can be sent to", number(open), number(endpoints)),
-        ),
-        (
-            if refused > 0 { "warn" } else { earned("good") },
-            "Refused requests",
-            format!(
-                "{}, beside {}",
-                number(refused),
-                counted(orders, "order", "orders")
-            ),
-        ),
-        (
-            match keys {
-                0 => "bad",
-                1 => "good",
-                _ => "",
-            },
-            "Keys",
-            counted(keys, "is valid", "are valid"),
-        ),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
-    use desk::operator::health::{samples, waiting::QueueBacklog};
+    use desk::operator::{
+        health::{samples, stages::Stage, waiting::QueueBacklog},
+        partner_day::PartnerHour,
+    };
     use domain::Stored;
     use time::macros::datetime;
 
     use super::*;
-    use crate::access::OperatorRole;
+    use crate::{access::OperatorRole, pages::partner_checks::checks};
 
     const AT: OffsetDateTime = datetime!(2026-11-28 12:00 UTC);
 
@@ -540,12 +491,50 @@ mod tests {
         }
     }
 
+    /// The checks that are about what a stage does that is dead, whatever it did before.
+    fn stopped(kind: &FindingKind) -> &'static [&'static str] {
+        match kind {
+            FindingKind::StageDead { stage, .. } => match stage {
+                Stage::Ingress => &["Orders are taken"],
+                Stage::Provisioner => &["Buying", "Getting the eSIMs"],
+                Stage::Notifier => &["Sending webhooks"],
+            },
+            FindingKind::DatabaseDown { .. } => &[
+                "Orders are taken",
+                "Buying",
+                "Getting the eSIMs",
+                "Sending webhooks",
+            ],
+            _ => &[],
+        }
+    }
+
+    /// Whether what is stored bears that a check is green.
+    fn is_earned(name: &str, known: &PartnerFacts, tries: &Count) -> bool {
+        let day = &known.day;
+        let endpoint = &known.endpoints[0];
+        let ordered = day.orders() > 0;
+        let (taken, all) = day.taken();
+        match name {
+            "Orders are taken" => ordered && taken == all,
+            "Buying" | "Getting the eSIMs" => ordered && known.waiting.is_empty(),
+            "Purchases on hold" | "Quiet?" => ordered,
+            "Sending webhooks" => tries.n > 0 && tries.failed == 0,
+            "Its endpoints" => endpoint.failures == 0 && tries.n > tries.failed,
+            "Addresses" => endpoint.webhook_url.is_some(),
+            "Refused requests" => ordered && day.refused == 0,
+            "Its limit" => ordered && day.limited == 0,
+            "Keys" => !known.partner.keys_ended && day.denied == 0,
+            _ => false,
+        }
+    }
+
     /// Whatever is stored: a partner whose orders or webhooks wait longer than usual or fail is not
     /// said to be well, and what is not known is not said to be good.
     #[test]
     fn no_partner_is_well_whose_orders_or_webhooks_wait_or_fail() {
         let samples = samples::samples(AT);
-        let mut well = 0;
+        let [mut well, mut green] = [0; 2];
         for seed in 0..4_000 {
             let random = &mut Random(seed * 7_919);
             let mut report = samples::report(AT, Vec::new());
@@ -574,6 +563,11 @@ mod tests {
                 tries.note(Some(std::time::Duration::from_millis(50)), nth < failed);
             }
             let orders = random.below(3);
+            let hour = PartnerHour {
+                orders,
+                taken: orders,
+                failed: random.below(4).saturating_sub(1),
+            };
             let waiting = random.one_in(6).then(|| WaitingOrders {
                 provider: "usimsa".to_owned(),
                 number: 1,
@@ -585,10 +579,17 @@ mod tests {
                 endpoints: vec![endpoint(random)],
                 attempts: [(String::new(), tries.clone())].into(),
                 day: PartnerDay {
-                    hours: vec![(AT, orders)],
-                    half: None,
-                    most: None,
-                    refused: 0,
+                    hours: [(AT, hour)].into(),
+                    denied: random.below(2),
+                    limited: random.below(2),
+                    providers: if orders > 0 {
+                        vec!["usimsa".to_owned()]
+                    } else {
+                        Vec::new()
+                    },
+                    half: (orders > 0).then_some(1.4),
+                    most: (orders > 0).then_some(7.9),
+                    refused: random.below(2),
                 },
                 last: (orders > 0).then_some(AT),
                 waiting: waiting.into_iter().collect(),
@@ -596,11 +597,12 @@ mod tests {
             };
             let is_live = known.partner.environment == "live";
             let issues = issues(&known, &report, &session());
-            let (class, verdict) = verdict(&known, &issues);
+            let (class, verdict, _) = verdict(&known, &issues, &session().times);
             let waits = report.waiting.queues.values().any(|one| one.oldest >= LATE)
                 || !known.waiting.is_empty();
             let fails = known.endpoints[0].failures > 0
                 || (tries.n > 0 && tries.failed * 2 >= tries.n)
+                || hour.failed >= orders
                 || known.partner.disabled_at.is_some()
                 || known.partner.keys_ended;
             let found = report.of_partner(Uuid::nil().into(), is_live, &known.waiting);
@@ -610,17 +612,23 @@ mod tests {
                 assert!(orders > 0, "{seed}: {verdict}");
                 assert!(!(waits || fails || kept), "{seed}: {verdict}");
             }
+            let stopped: Vec<&str> = report
+                .findings
+                .iter()
+                .flat_map(|one| stopped(&one.kind))
+                .copied()
+                .collect();
             for (class, name, figure) in checks(&known, &report, &session().times) {
-                let is_earned = match name {
-                    "Orders" | "Refused requests" => orders > 0,
-                    "Waiting for a provider" => orders > 0 && known.waiting.is_empty(),
-                    "Webhooks taken" => tries.n > 0 && tries.failed == 0,
-                    "Endpoints" => known.endpoints[0].failures == 0 && tries.n > tries.failed,
-                    _ => !known.partner.keys_ended,
-                };
+                green += usize::from(class == "good");
+                let is_earned = is_earned(&name, &known, &tries);
                 assert!(class != "good" || is_earned, "{seed}: {name}: {figure}");
+                assert!(
+                    class != "good" || !stopped.contains(&&*name),
+                    "{seed}: {name}: {figure}"
+                );
             }
         }
         assert!(well > 100, "only {well} were well");
+        assert!(green > 8_000, "only {green} checks were green");
     }
 }

@@ -1,19 +1,33 @@
-//! The moments of an order's story in words, as its picture and its list of steps show them.
+//! The moments of an order's story in words, as its picture and its list of steps show them. An
+//! eSIM is called by its place in the order, and an endpoint by its host.
 
-use desk::operator::story::{self, MomentKind, StoryMoment};
-use domain::{HistoryKind, Stored, standing::EndpointState};
+use desk::operator::{
+    orders::OrderView,
+    story::{self, MomentKind, StoryMoment},
+};
+use domain::{HistoryKind, standing::EndpointState};
 use time::Duration;
 
 use crate::{
-    pages::endpoints::endpoint_words,
+    pages::{acts, endpoints::endpoint_words},
     pictures::{OrderStep, StepResult},
 };
 
 /// What a step says: how it went, and its text.
 type Told = (StepResult, String);
 
-/// A moment as a step. `endpoint` is the state of the partner's first endpoint.
-pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> OrderStep {
+/// What an eSIM of an order is called.
+pub(super) fn unit(order: &OrderView, topup_id: &str) -> String {
+    let all = order.topups.len();
+    match order.topups.iter().position(|one| one.topup_id == topup_id) {
+        Some(_) if all == 1 => "the eSIM".to_owned(),
+        Some(nth) => format!("eSIM {} of {all}", nth + 1),
+        None => format!("eSIM {topup_id}"),
+    }
+}
+
+/// A moment of an order as a step.
+pub(super) fn step(moment: StoryMoment, order: &OrderView) -> OrderStep {
     let mut lasted = None;
     if let MomentKind::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
@@ -25,7 +39,7 @@ pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> Ord
             ..
         }
     );
-    let (went, text) = told(moment.what, endpoint);
+    let (went, text) = told(moment.what, order);
     OrderStep {
         at: moment.at,
         took: lasted,
@@ -35,7 +49,8 @@ pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> Ord
     }
 }
 
-fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
+fn told(what: MomentKind, order: &OrderView) -> Told {
+    let endpoint = &order.endpoint;
     let neutral = |text: &str| (StepResult::Neutral, text.to_owned());
     match what {
         MomentKind::Accepted => (StepResult::Neutral, "received".to_owned()),
@@ -43,7 +58,8 @@ fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
         MomentKind::Cancelled => neutral("cancelled by the partner; nothing was bought"),
         MomentKind::Erased => neutral("erased: ids, states and times are left"),
         MomentKind::Ready { topup_id } => {
-            (StepResult::Well, format!("the eSIM {topup_id} is ready"))
+            let unit = unit(order, &topup_id);
+            (StepResult::Well, format!("{unit} is ready"))
         }
         MomentKind::Webhook {
             topup_id,
@@ -63,8 +79,16 @@ fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
                 Some(status) => format!("the endpoint responded with status {status}"),
                 None => format!("no response ({})", class.replace('_', " ")),
             };
-            let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
-            let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
+            let of =
+                topup_id.map_or_else(String::new, |topup| format!(" of {}", unit(order, &topup)));
+            let to = endpoint_id.map_or_else(String::new, |id| {
+                let mut further = order.further.iter();
+                let host = further
+                    .find(|one| one.endpoint_id == id)
+                    .and_then(|one| one.host.as_ref());
+                let name = host.map_or("a removed endpoint", String::as_str);
+                format!(" to {name}")
+            });
             let text = format!("webhook {kind}{of}{to}, try {attempt}: {response}");
             (went, text)
         }
@@ -72,6 +96,7 @@ fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
             topup_id: Some(topup),
             ..
         } => {
+            let topup = unit(order, &topup);
             let text = if *endpoint == EndpointState::Open {
                 format!("next try of the webhook of {topup}")
             } else {
@@ -95,7 +120,12 @@ fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
             ..
         } => {
             let via = via.map_or_else(String::new, |via| format!(" ({via})"));
-            let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");
+            let of = match target.split_once(' ') {
+                Some(("topup", id)) => format!(", of {}", unit(order, id)),
+                _ => String::new(),
+            };
+            let done = acts::done(&command);
+            let text = format!("{operator}{via} {done}{of}; reason: {reason}");
             (StepResult::Neutral, text)
         }
         purchase => of_purchase(&purchase),

@@ -479,15 +479,15 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
     // The first page that is opened reads what is on hold, and it is kept for some seconds.
     let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let all = text(&mut browser, "/needs").await;
-    assert!(all.contains("4 purchases at sandbox are on hold"), "{all}");
+    assert!(all.contains("4 purchases are on hold at sandbox"), "{all}");
     let shown = text(&mut browser, &format!("/partners/{other}")).await;
     assert!(
-        shown.contains("3 purchases at sandbox are on hold"),
+        shown.contains("3 purchases are on hold at sandbox"),
         "{shown}"
     );
     let mine = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
     assert!(
-        mine.contains("of order parked at sandbox is on hold") && !mine.contains("4 purchases"),
+        mine.contains("order parked is on hold at sandbox") && !mine.contains("4 purchases"),
         "{mine}"
     );
     bench.stop().await;

@@ -216,7 +216,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         text(found.unwrap(), "found").to_owned()
     };
     assert!(
-        line("parked give-backs").starts_with("the give-back of eSIM "),
+        line("parked give-backs").starts_with("a give-back of "),
         "{ended:?}"
     );
 

@@ -156,7 +156,7 @@ impl FindingKind {
             Self::Blocked { endpoint: one } => endpoint(one, "was blocked"),
             Self::BreakerOpen { breaker } => format!("nothing was bought from {}", breaker.name),
             Self::LanesHeldBack { provider, .. } => {
-                format!("purchases of some products at {provider} were held back")
+                format!("some products were not bought at {provider}")
             }
             Self::ConnectionsFew { .. } => "most connections to PostgreSQL were in use".into(),
             Self::StandbyLags { .. } => "a standby was behind".into(),

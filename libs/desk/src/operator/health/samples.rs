@@ -229,6 +229,7 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
         lanes: vec![WaitingLane {
             provider: REAL.to_owned(),
             lane: "1gb".to_owned(),
+            product: Some("Japan 3 GB, 10 days".to_owned()),
             max_in_flight: 1,
             unsettled: 64,
             reason: "it answers 500".to_owned(),

@@ -93,11 +93,11 @@ fn part(measure: Measure) -> Option<Measure> {
 pub(super) fn took_of(measure: Measure, subject: &str) -> String {
     match measure {
         Measure::Answered => "answers to orders are slow".to_owned(),
-        Measure::Bought => format!("purchases at {subject} are slow, since their orders"),
-        Measure::Ready => format!("eSIMs of {subject} are slow, since their orders"),
+        Measure::Bought => format!("purchases at {subject} are slow, from the order on"),
+        Measure::Ready => format!("eSIMs of {subject} are slow, from the order on"),
         Measure::Call => format!("calls to {subject} are slow"),
         Measure::Attempt => "webhook requests are slow".to_owned(),
-        Measure::Delivered => "deliveries are slow, since their orders".to_owned(),
+        Measure::Delivered => "webhooks are slow, from the order on".to_owned(),
         // These are counts, and have no duration.
         Measure::Refused
         | Measure::Errors
@@ -199,7 +199,7 @@ mod tests {
         let (hours, minutes) = day(|at| if at < noon { 80 } else { 5_000 });
         let slow = judge(&hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, noon);
-        assert_eq!((slow.before, slow.half), (0.1, 2.5));
+        assert_eq!((slow.before, slow.half), (0.082, 4.7));
     }
 
     #[test]

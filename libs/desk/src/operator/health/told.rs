@@ -7,7 +7,8 @@ use domain::standing::EndpointState;
 use pg::down;
 use serde::Serialize;
 use store::{
-    figures::{Measure, limit},
+    figures::{self, Measure},
+    provider_lanes::WaitingLane,
     providers::BreakerState,
 };
 use time::OffsetDateTime;
@@ -274,10 +275,10 @@ impl FindingKind {
                 before,
                 ..
             } => format!(
-                "{}: half of them take {} or more now, and took {} or less before",
+                "{}: usually {}, before that {}",
                 took_of(*measure, subject),
-                limit(*half),
-                limit(*before)
+                figures::told(*half),
+                figures::told(*before)
             ),
             Self::Parked {
                 provider,
@@ -302,11 +303,11 @@ impl FindingKind {
                         noun(*in_all, "is", "are")
                     ),
                     [one] => format!(
-                        "purchase {} of order {} at {provider} is on hold: {reason}{elsewhere}",
-                        one.placement_id, one.external_order_id
+                        "order {} is on hold at {provider}, unknown whether it was bought: {reason}{elsewhere}",
+                        one.external_order_id
                     ),
                     several => format!(
-                        "{} purchases at {provider} are on hold: {reason}{elsewhere}",
+                        "{} purchases are on hold at {provider}, unknown whether they were bought: {reason}{elsewhere}",
                         several.len()
                     ),
                 }
@@ -316,8 +317,8 @@ impl FindingKind {
                 give_backs,
             } => match &give_backs[..] {
                 [one] => format!(
-                    "the give-back of eSIM {} to {provider} is on hold. Look there for its number {}; the last answer was: {}",
-                    one.topup_id,
+                    "a give-back of {} to {provider} is on hold. Look there for its number {}; the last answer was: {}",
+                    one.partner.as_deref().unwrap_or("a partner"),
                     one.provider_unit_id.as_deref().unwrap_or("not known"),
                     one.message.as_deref().unwrap_or("no reason is recorded")
                 ),
@@ -372,10 +373,12 @@ impl FindingKind {
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::LanesHeldBack { provider, lanes } => {
-                let names: Vec<String> = lanes.iter().map(|one| one.lane.clone()).collect();
+                let name = |one: &WaitingLane| one.product.clone().unwrap_or_else(|| one.lane.clone());
+                let names: Vec<String> = lanes.iter().map(name).collect();
                 format!(
-                    "{provider}: purchases of {} are held back: {}",
+                    "{} {} not bought at {provider}: {}",
                     named(&names),
+                    noun(names.len(), "is", "are"),
                     lanes.first().map_or("", |one| one.reason.as_str())
                 )
             }

@@ -91,7 +91,13 @@ fn response(sent: &UnitWebhook<'_>) -> String {
 fn to_endpoint(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -> String {
     let to = match sent.endpoint_id {
         None => "your first endpoint".to_owned(),
-        Some(id) => format!("your endpoint {id}"),
+        Some(id) => {
+            let mut all = order.further.iter();
+            let host = all
+                .find(|one| one.endpoint_id == id)
+                .and_then(|one| one.host.clone());
+            format!("your endpoint {}", host.unwrap_or_else(|| id.to_string()))
+        }
     };
     match sent.standing {
         Standing::Delivered => {

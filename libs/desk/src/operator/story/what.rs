@@ -64,6 +64,9 @@ pub enum MomentKind {
         /// `None` if it befell a provider or an endpoint for which the order waited.
         placement_id: Option<Uuid>,
         endpoint_id: Option<Uuid>,
+        /// The host of that endpoint, if the order has several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
         kind: HistoryKind,
         provider: Option<String>,
         attempt: Option<i32>,
@@ -158,7 +161,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
         MomentKind::Noted {
             kind,
             provider,
-            endpoint_id,
+            host,
             attempt,
             reason,
             said,
@@ -167,7 +170,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
             ..
         } => {
             let provider = provider.as_deref().unwrap_or("the provider");
-            let endpoint = endpoint_id.map_or_else(String::new, |id| format!(" {id}"));
+            let endpoint = host.as_ref().map_or_else(String::new, |host| format!(" {host}"));
             let detail = reason.told();
             let detail = detail.map_or_else(String::new, |reason| format!(": {reason}"));
             let text = match kind {
