@@ -31,7 +31,7 @@ def measure(context, page, pages, number):
         "/webhooks", "/webhooks?state=exhausted", "/webhooks?state=pending", "/webhooks?state=untaken",
         f"/webhooks?partner={gave_up}&state=untaken", "/webhooks?provider=nobody",
         f"/webhooks?partner={gave_up}&state=exhausted", f"/webhooks/{webhook}", "/partners", "/partners?state=problem", "/partners?sort=orders",
-        "/partners?partner=measured", partner, f"/partners/{gave_up}", f"{partner}/refused", f"{partner}/refused?order=refused-7", f"{partner}/access", "/providers",
+        "/partners?partner=measured", partner, f"/partners/{gave_up}", f"{partner}/refused", f"{partner}/refused?order=refused-7", f"{partner}/access", "/providers", "/products?provider=sandbox",
         "/resends", "/resends/preview?since=7days", "/resends/preview?since=1h&state=delivered",
         f"/resends/preview?since=15min&state=exhausted&partner={mine}", "/actions",
         f"/find?q={query}", "/find?q=measured-999", "/find?q=nothing", "/hints?q=meas",

@@ -148,6 +148,9 @@ pub enum Command {
     OptionEnable,
     #[strum(serialize = "option disable")]
     OptionDisable,
+    /// Another provider of an option is asked first.
+    #[strum(serialize = "option route")]
+    OptionRoute,
     #[strum(serialize = "recover")]
     Recover,
     #[strum(serialize = "recover --ledger")]
@@ -251,6 +254,7 @@ impl Command {
             | Self::OptionApply
             | Self::OptionEnable
             | Self::OptionDisable
+            | Self::OptionRoute
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan
@@ -323,6 +327,7 @@ impl Command {
             | Self::OptionApply
             | Self::OptionEnable
             | Self::OptionDisable
+            | Self::OptionRoute
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan

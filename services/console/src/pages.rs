@@ -26,6 +26,7 @@ pub(crate) mod partner_acts;
 mod partner_checks;
 mod partner_health;
 pub(crate) mod partners;
+pub(crate) mod products;
 pub(crate) mod providers;
 pub(crate) mod refusals;
 pub(crate) mod resends;

@@ -69,7 +69,8 @@ fn action(
 
 /// All routes.
 pub fn routes() -> Vec<ConsoleRoute> {
-    of_all().into_iter().chain(of_partners()).collect()
+    let all = of_all().into_iter();
+    all.chain(of_partners()).chain(of_providers()).collect()
 }
 
 /// The routes of the pages of a partner and its endpoints.
@@ -159,6 +160,36 @@ fn of_partners() -> Vec<ConsoleRoute> {
     ]
 }
 
+/// The routes of the pages of providers and their products.
+fn of_providers() -> Vec<ConsoleRoute> {
+    let viewer = Some(OperatorRole::Viewer);
+    let operator = Some(OperatorRole::Operator);
+    vec![
+        page("/providers", viewer, get(pages::providers::show)),
+        action(
+            "/providers/{name}/open",
+            operator,
+            post(pages::providers::open),
+        ),
+        action(
+            "/providers/{name}/close",
+            operator,
+            post(pages::providers::close),
+        ),
+        page("/products", viewer, get(pages::products::show)),
+        page(
+            "/products/{id}/route",
+            operator,
+            get(pages::products::route),
+        ),
+        action(
+            "/products/{id}/route",
+            operator,
+            post(pages::products::put_first),
+        ),
+    ]
+}
+
 /// All other routes.
 fn of_all() -> Vec<ConsoleRoute> {
     let viewer = Some(OperatorRole::Viewer);
@@ -228,19 +259,8 @@ fn of_all() -> Vec<ConsoleRoute> {
         page("/webhooks/{id}", viewer, get(pages::webhook::show)),
         page("/webhooks", viewer, get(pages::webhooks::show)),
         page("/webhooks.csv", viewer, get(pages::webhooks::csv)),
-        page("/providers", viewer, get(pages::providers::show)),
         page("/needs", viewer, get(pages::needs::show)),
         action("/needs/{name}/take", support, post(pages::needs::take)),
-        action(
-            "/providers/{name}/open",
-            operator,
-            post(pages::providers::open),
-        ),
-        action(
-            "/providers/{name}/close",
-            operator,
-            post(pages::providers::close),
-        ),
         page("/resends", viewer, get(pages::resends::list)),
         page("/resends/preview", operator, get(pages::resends::preview)),
         action("/resends", operator, post(pages::resends::start)),

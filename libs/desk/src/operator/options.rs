@@ -1,8 +1,9 @@
-//! Takes an option out of sale, and puts it back (`esimctl option set`).
+//! Takes an option out of sale, and puts it back (`esimctl option set`); and puts another one of
+//! its providers first (`esimctl option route`), of which the console has a page, too.
 
-use domain::OptionId;
+use domain::{OptionId, cut::OptionAtProvider};
 use pg::{
-    Result,
+    Error, Result,
     actions::{ActionChange, Mode},
     transaction,
 };
@@ -79,5 +80,161 @@ pub async fn set_enabled(
         };
         mode.record(transaction, i64::from(changed), what).await?;
         Ok(mode.end(changed))
+    })
+}
+
+/// A product with the providers that sell it, in the order in which they are asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RoutedOption {
+    pub option_id: OptionId,
+    pub name: String,
+    pub environment: String,
+    /// Whether partners can order it.
+    pub enabled: bool,
+    pub routes: Vec<OptionAtProvider>,
+}
+
+impl RoutedOption {
+    /// The names of its providers in their order, which a form sends back so that nobody changes
+    /// another order than the page has shown.
+    pub fn order(&self) -> String {
+        let names: Vec<&str> = self
+            .routes
+            .iter()
+            .map(|one| one.provider.as_str())
+            .collect();
+        names.join(", ")
+    }
+}
+
+/// Why another provider was not put first.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRouted {
+    #[error("there is no such option")]
+    NoSuchOption,
+    #[error("the option is sold by {0} only; `esimctl option apply` adds another provider to it")]
+    NotSoldThere(String),
+    #[error("the order of its providers has changed since it was shown, and is {0} now")]
+    Changed(String),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+pg::store_error!(NotRouted);
+
+/// The options that this provider sells, as their first one or as a further one, at most so many;
+/// of all providers if none is named.
+pub async fn routed(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    most: i64,
+) -> Result<Vec<RoutedOption>> {
+    let found = sqlx::query_as!(
+        RouteRow,
+        r#"SELECT option_id, name, environment, enabled, provider, provider_option_id, alternatives::text AS "alternatives!"
+           FROM options
+           WHERE $1::text IS NULL OR provider = $1 OR alternatives @> jsonb_build_array(jsonb_build_object('provider', $1))
+           ORDER BY environment, name, option_id LIMIT $2"#,
+        provider,
+        most,
+    );
+    let rows = found.fetch_all(connection).await?;
+    rows.into_iter().map(RouteRow::read).collect()
+}
+
+struct RouteRow {
+    option_id: Uuid,
+    name: String,
+    environment: String,
+    enabled: bool,
+    provider: String,
+    provider_option_id: String,
+    alternatives: String,
+}
+
+impl RouteRow {
+    fn read(self) -> Result<RoutedOption> {
+        let mut routes = vec![OptionAtProvider {
+            provider: self.provider,
+            provider_option_id: self.provider_option_id,
+        }];
+        let further: Vec<OptionAtProvider> = serde_json::from_str(&self.alternatives)
+            .map_err(|error| Error::Unreadable(format!("alternatives of an option: {error}")))?;
+        routes.extend(further);
+        Ok(RoutedOption {
+            option_id: self.option_id.into(),
+            name: self.name,
+            environment: self.environment,
+            enabled: self.enabled,
+            routes,
+        })
+    }
+}
+
+/// How an option is routed now.
+pub async fn route(
+    connection: &mut PgConnection,
+    option: OptionId,
+) -> Result<Option<RoutedOption>> {
+    let found = sqlx::query_as!(
+        RouteRow,
+        r#"SELECT option_id, name, environment, enabled, provider, provider_option_id, alternatives::text AS "alternatives!"
+           FROM options WHERE option_id = $1"#,
+        option.uuid(),
+    );
+    let row = found.fetch_optional(connection).await?;
+    row.map(RouteRow::read).transpose()
+}
+
+/// Puts one of its providers first, so that new orders of an option are bought there; the others
+/// keep their order. Orders that were accepted before stay where they are. `seen` is the order that
+/// whoever decides has seen. Returns the new order, and whether it is another one.
+///
+/// What the option costs is known of its first provider only, so it is not known until the next
+/// pull of the catalogue.
+pub async fn put_first(
+    connection: &mut PgConnection,
+    option: OptionId,
+    (provider, seen): (&str, Option<&str>),
+    mode: Mode<'_>,
+) -> std::result::Result<(RoutedOption, bool), NotRouted> {
+    transaction!(connection, "options::put_first", |transaction| {
+        let lock = sqlx::query!(
+            "SELECT FROM options WHERE option_id = $1 FOR UPDATE",
+            option.uuid()
+        );
+        lock.fetch_optional(&mut **transaction).await?;
+        let now = route(transaction, option).await?;
+        let now = now.ok_or(NotRouted::NoSuchOption)?;
+        if seen.is_some_and(|seen| seen != now.order()) {
+            return Err(NotRouted::Changed(now.order()));
+        }
+        let mut next = now.clone();
+        let place = next.routes.iter().position(|one| one.provider == provider);
+        let place = place.ok_or_else(|| NotRouted::NotSoldThere(now.order()))?;
+        next.routes[..=place].rotate_right(1);
+        let [first, further @ ..] = &next.routes[..] else {
+            return Err(NotRouted::NoSuchOption);
+        };
+        let statement = sqlx::query!(
+            "UPDATE options SET provider = $2, provider_option_id = $3, alternatives = $4::text::jsonb,
+                                cost = NULL, cost_currency = NULL
+             WHERE option_id = $1 AND provider <> $2",
+            option.uuid(),
+            first.provider,
+            first.provider_option_id,
+            json!(further).to_string(),
+        );
+        let changed = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+        let what = if changed {
+            ActionChange::between(
+                json!({ "providers": now.order() }),
+                json!({ "providers": next.order() }),
+            )
+        } else {
+            ActionChange::nothing()
+        };
+        mode.record(transaction, i64::from(changed), what).await?;
+        Ok(mode.end((next, changed)))
     })
 }

@@ -55,7 +55,7 @@ pub(crate) enum Field {
 
 /// One of several choices, with what comes of it.
 pub(crate) struct Pick {
-    pub(crate) value: &'static str,
+    pub(crate) value: String,
     pub(crate) label: String,
     pub(crate) hint: String,
     pub(crate) grave: bool,

@@ -68,6 +68,7 @@ fn words(command: Command) -> &'static str {
         Command::OperatorSignOut => "ended the sessions of somebody",
         Command::OptionApply => "changed products by a file",
         Command::OptionDisable => "took a product out of sale",
+        Command::OptionRoute => "put another provider of a product first",
         Command::OptionEnable => "put a product on sale",
         Command::OrderCancel => "cancelled an order",
         Command::OrderErase => "erased an order",

@@ -164,8 +164,8 @@ async fn rotation(
     let lately = lately(app, read.partner.partner_id.into()).await?;
     let usual =
         "The usual way: the partner takes the new ones over, and nothing is refused meanwhile.";
-    let pick = |value, label: &str, hint: String, grave, checked| Pick {
-        value,
+    let pick = |value: &str, label: &str, hint: String, grave, checked| Pick {
+        value: value.to_owned(),
         label: label.to_owned(),
         hint,
         grave,

@@ -5,6 +5,7 @@
 use console::access::OperatorRole;
 use pg::PgConnection;
 use reqwest::Response;
+use store::providers;
 use testkit::settings::MASTER_KEY;
 use vault::Purpose;
 
@@ -489,6 +490,80 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
     assert!(
         mine.contains("order parked is on hold at sandbox") && !mine.contains("4 purchases"),
         "{mine}"
+    );
+    bench.stop().await;
+}
+
+/// The products of a provider say where else they are bought, and one is bought there first by an
+/// act with a preview; what only one provider sells has a sentence instead.
+#[tokio::test]
+async fn a_product_is_bought_at_another_provider_first() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query(
+        "INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, alternatives, cost,
+                              cost_currency)
+         VALUES ('00000000-0000-4000-8000-000000000009', 'Japan 3 GB', 'sandbox', 'jp', 'live', 0,
+                 '[{\"provider\": \"second\", \"provider_option_id\": \"jp3\"}]', 150, 'USD'),
+                ('00000000-0000-4000-8000-000000000010', 'Peru 1 GB', 'second', 'pe', 'live', 0, '[]', NULL, NULL)",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    providers::register(&mut connection, &["second".to_owned()])
+        .await
+        .unwrap();
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
+    let list = browser.get("/products?provider=sandbox").await;
+    let list = list.text().await.unwrap();
+    let path = "/products/00000000-0000-4000-8000-000000000009/route";
+    for part in [
+        "1 of them can be bought elsewhere now",
+        "<b>sandbox</b> (may buy), then <b>second</b> (may buy)",
+        path,
+    ] {
+        assert!(list.contains(part), "no {part:?} in {list}");
+    }
+    assert!(!list.contains("Peru"), "{list}");
+    let page = browser.get(path).await.text().await.unwrap();
+    assert!(
+        page.contains("It is bought at sandbox now (may buy)."),
+        "{page}"
+    );
+    let token = browser.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("seen", "sandbox, second"),
+        ("first", "second"),
+        ("reason", "sandbox denies us"),
+        ("back", "/products?provider=sandbox"),
+    ];
+    let done = browser.post(path, &form).await;
+    assert_eq!(done.status(), 303);
+    let stored: (String, String, String, Option<i64>) = sqlx::query_as(
+        "SELECT provider, provider_option_id, alternatives::text, cost FROM options WHERE name = 'Japan 3 GB'",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    let further = r#"[{"provider": "sandbox", "provider_option_id": "jp"}]"#;
+    assert_eq!(
+        (
+            stored.0.as_str(),
+            stored.1.as_str(),
+            stored.2.as_str(),
+            stored.3
+        ),
+        ("second", "jp3", further, None)
+    );
+    assert_eq!(browser.post(path, &form).await.status(), 409);
+    assert_eq!(bench.recorded().await, ["ana option route"]);
+    let only = "/products/00000000-0000-4000-8000-000000000010/route";
+    let page = browser.get(only).await.text().await.unwrap();
+    assert!(
+        page.contains("No other provider of it is in the catalogue.")
+            && !page.contains("<form class=\"pad"),
+        "{page}"
     );
     bench.stop().await;
 }

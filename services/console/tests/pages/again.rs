@@ -298,6 +298,13 @@ const GIVE_BACK: Before = &[
      FROM deliveries WHERE kind = 'topup.ready'",
 ];
 
+/// A product that two providers sell.
+const TWO_PROVIDERS: Before = &[
+    "INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, alternatives)
+     VALUES ('00000000-0000-4000-8000-000000000009', 'Routed', 'sandbox', 'ready', 'live', 0,
+             '[{\"provider\": \"other\", \"provider_option_id\": \"x\"}]')",
+];
+
 /// Where the form of a route is found. A new route of an act belongs here, too.
 fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
     use Twice::{Free, Once, Shows};
@@ -352,6 +359,7 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
             act(&partner, &[], Once, &[])
         }
         "/endpoints/{id}/show-url" => act(&partner, &[], Shows, &[]),
+        "/products/{id}/route" => act(&action, &[("first", "other")], Once, TWO_PROVIDERS),
         "/needs/{name}/take" => Found {
             action: "/needs/stage_dead%3Aprovisioner/take".to_owned(),
             ..act("/needs", &[("for", "1h")], Once, &[])

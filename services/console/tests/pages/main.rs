@@ -31,6 +31,8 @@ fn path(bench: &Bench, resend: Uuid, route: &str) -> String {
         "resends" => resend.to_string(),
         "placements" => bench.parked.to_string(),
         "deliveries" | "topups" | "esims" | "give-backs" => bench.topup.to_string(),
+        // The option that its act is tried with.
+        "products" => "00000000-0000-4000-8000-000000000009".to_owned(),
         "partners" | "endpoints" | "webhooks" => bench.partner.to_string(),
         _ => String::new(),
     };

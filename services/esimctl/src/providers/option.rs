@@ -1,10 +1,14 @@
 //! `esimctl option`: lists the catalogue, which is the set of options that partners may order,
-//! brings it to what a file says ([`crate::option_file`]), and takes an option out of sale.
+//! brings it to what a file says ([`crate::option_file`]), takes an option out of sale, and puts
+//! another one of its providers first.
 
 use accounts::options::{self, ProductOption};
 use anyhow::{bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use desk::operator::{self, options::NamedOption};
+use desk::operator::{
+    self,
+    options::{NamedOption, RoutedOption},
+};
 use pg::actions::Mode;
 use serde_json::json;
 
@@ -36,6 +40,15 @@ that were accepted before are still bought and delivered. To stop these too, ope
 
 A later `esimctl option apply` of a file that does not say enabled: false for the option puts it back on sale.";
 
+const ROUTE_EXAMPLES: &str = "Examples:
+  esimctl option route JP-7D-1G --first airalo --reason 'usimsa denies our account, ticket 4711'
+  esimctl option route 'Japan 7 days 1 GB' --first airalo --dry-run
+
+New orders of the option are bought there as soon as each ingress has read the change, which takes a few seconds; its other
+providers follow in their order. Orders that were accepted before stay where they are. The same command with the other
+provider undoes it, and so does a later `esimctl option apply` of a file that names the providers. What the option costs is
+not known until the next `esimctl catalogue pull`.";
+
 #[derive(Subcommand, Clone, Debug)]
 pub enum OptionCommand {
     /// List the catalogue
@@ -49,6 +62,21 @@ pub enum OptionCommand {
     /// Take an option out of sale, or put it back
     #[command(after_help = SET_EXAMPLES)]
     Set(OptionSetArgs),
+    /// Have an option bought at another one of its providers first
+    #[command(after_help = ROUTE_EXAMPLES)]
+    Route(OptionRouteArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct OptionRouteArgs {
+    /// The option's id, its name, or its name at the provider
+    #[arg(value_name = "NAME|ID", value_parser = NonEmptyStringValueParser::new())]
+    option: String,
+    /// The provider that is asked first from now on: one that sells the option
+    #[arg(long, value_name = "PROVIDER")]
+    first: String,
+    #[command(flatten)]
+    confirm: Confirm,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -94,7 +122,48 @@ pub async fn run(command: &OptionCommand, console: &Console) -> anyhow::Result<(
         }
         OptionCommand::Apply(asked) => option_file::apply(asked, console).await,
         OptionCommand::Set(change) => set_enabled(change, console).await,
+        OptionCommand::Route(change) => put_first(change, console).await,
     }
+}
+
+async fn put_first(asked: &OptionRouteArgs, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let option = one(
+        operator::options::named(&mut connection, &asked.option).await?,
+        &asked.option,
+    )?;
+    let id = option.option_id;
+    let first = asked.first.as_str();
+    let run = async |mode: Mode<'_>| {
+        let routed = operator::options::put_first(&mut connection, id, (first, None), mode);
+        Ok(routed.await?)
+    };
+    let told = |(routed, changed): &(RoutedOption, bool), dry_run| {
+        let is = match (changed, dry_run) {
+            (false, _) => "already is",
+            (true, true) => "would be",
+            (true, false) => "is now",
+        };
+        format!(
+            "option {} ({id}) {is} bought at {first} first; its providers are asked in this order: {}",
+            routed.name,
+            routed.order()
+        )
+    };
+    let print = |done: &(RoutedOption, bool), dry_run| {
+        let mut shown = json!(done.0);
+        shown["changed"] = json!(done.1);
+        shown["dry_run"] = json!(dry_run);
+        console.print(&shown, || told(done, dry_run))
+    };
+    let target = format!("option {id} ({})", option.name);
+    let change = confirm::ConfirmedChange {
+        run,
+        describe: |done: &(RoutedOption, bool)| told(done, true),
+        print,
+    };
+    let command = domain::Command::OptionRoute;
+    asked.confirm.carry_out(command, &target, change).await
 }
 
 async fn set_enabled(asked: &OptionSetArgs, console: &Console) -> anyhow::Result<()> {

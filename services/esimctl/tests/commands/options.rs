@@ -98,6 +98,52 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
         .fails(1, "esimctl option list");
 }
 
+/// Its other providers keep their order, and what it bought where stays the same.
+#[tokio::test]
+async fn another_provider_of_an_option_is_put_first_with_a_record() {
+    let operator = Operator::new().await;
+    let sold = |provider: &str| json!({ "provider": provider, "provider_option_id": provider });
+    let mut one = option("one");
+    one["name"] = json!("Japan 1 GB");
+    one["alternatives"] = json!([sold("second"), sold("third")]);
+    let first = one["provider"].as_str().unwrap().to_owned();
+    let catalogue = json!({ "options": [one] }).to_string();
+    operator
+        .run_with_input(&["option", "apply", "-f", "-"], catalogue)
+        .await
+        .text();
+    let named = ["option", "route", "Japan 1 GB", "--first"];
+    operator
+        .run(&[&named[..], &["third", "--dry-run"]].concat())
+        .await
+        .says("would be bought at third first")
+        .says(&format!("in this order: third, {first}, second"));
+    let route = [&named[..], &["third"], &CONFIRMED].concat();
+    let done = operator.json(&route).await;
+    assert_eq!(done["changed"], true);
+    let listed = operator.json(&["option", "list"]).await;
+    assert_eq!(
+        (&listed[0]["provider"], &listed[0]["provider_option_id"]),
+        (&json!("third"), &json!("third"))
+    );
+    let further = json!([{ "provider": first, "provider_option_id": "one" }, sold("second")]);
+    assert_eq!(listed[0]["alternatives"], further);
+    assert_eq!(operator.json(&route).await["changed"], false);
+    let only = format!("is sold by third, {first}, second only");
+    operator
+        .run(&[&named[..], &["nobody"], &CONFIRMED].concat())
+        .await
+        .fails(1, &only);
+    let actions = operator.actions().await;
+    let recorded: Vec<_> = actions
+        .iter()
+        .filter(|one| text(one, "command") == "option route")
+        .map(|one| one["after"].as_str().map(str::to_owned))
+        .collect();
+    let order = format!(r#"{{"providers": "third, {first}, second"}}"#);
+    assert_eq!(recorded, [None, Some(order)]);
+}
+
 #[tokio::test]
 async fn the_list_can_be_imported_again() {
     let operator = Operator::new().await;

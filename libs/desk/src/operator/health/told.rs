@@ -67,7 +67,7 @@ impl Finding {
     fn remedy(&self) -> Cow<'static, str> {
         let remedy = match &self.kind {
             FindingKind::BreakerOpen { breaker } if self.is_long() && !breaker.denied => {
-                "ask the provider what is wrong; once it responds, a running provisioner finds that with the next order that waits, and buys again".into()
+                "ask the provider what is wrong; once it responds, a running provisioner finds that with the next order that waits, and buys again. Products that another provider sells can be bought there first meanwhile".into()
             }
             FindingKind::LanesHeldBack { .. } if self.is_long() => {
                 "ask the provider what became of these purchases; they are bought again once look-ups have settled the unknown ones".into()
@@ -634,7 +634,7 @@ impl FindingKind {
                 "nothing: from that time on a running provisioner tests it with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
             }
             Self::BreakerOpen { breaker } if breaker.denied => {
-                "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits"
+                "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits. Products that another provider sells can be bought there first meanwhile"
             }
             Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {

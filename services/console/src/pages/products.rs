@@ -1,0 +1,246 @@
+//! The products of a provider, with the providers that sell each in the order in which they are
+//! asked; and the act that puts another one first, for when the first one fails or denies us.
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use desk::operator::{
+    health::HealthReport,
+    options::{self, NotRouted, RoutedOption},
+};
+use domain::OptionId;
+use pg::{PgConnection, actions::Mode};
+use store::providers::BreakerState;
+use url::form_urlencoded::byte_serialize;
+
+use crate::{
+    App,
+    access::{Act, ConsoleSession, Operator, OperatorRole, Viewer, Visit},
+    format::{counted, number},
+    pages::{
+        act::{ActPage, Field, Pick},
+        overview::breaker_state,
+    },
+    problem::Problem,
+    view::{PathArgument, Shell, page},
+};
+
+/// The maximum number of products of the page.
+const MOST: i64 = 500;
+
+#[derive(Template)]
+#[template(path = "products.html")]
+struct Page {
+    shell: Shell,
+    /// The provider whose products they are; nothing if all are listed.
+    provider: String,
+    sentence: String,
+    rows: Vec<Row>,
+    most: String,
+}
+
+struct Row {
+    name: String,
+    is_sandbox: bool,
+    on_sale: bool,
+    /// Its providers in their order, each with its state.
+    routes: Vec<(String, &'static str)>,
+    /// Where another provider is put first, if there is one and this session may.
+    reroute: Option<String>,
+}
+
+/// The state of a provider in words.
+fn state(report: &HealthReport, provider: &str) -> &'static str {
+    let mut breakers = report.breakers.iter();
+    let breaker = breakers.find(|one| one.name == provider);
+    breaker_state(breaker.map(|one| one.state))
+}
+
+/// Whether anything is bought there.
+fn buys(report: &HealthReport, provider: &str) -> bool {
+    let mut breakers = report.breakers.iter();
+    breakers.any(|one| one.name == provider && one.state == BreakerState::Closed)
+}
+
+fn list_of(provider: &str) -> String {
+    let provider: String = byte_serialize(provider.as_bytes()).collect();
+    format!("/products?provider={provider}")
+}
+
+/// What can be done for the products of a provider.
+fn sentence(provider: &str, all: &[RoutedOption], report: &HealthReport) -> String {
+    let first = |one: &&RoutedOption| one.routes.first().is_some_and(|of| of.provider == provider);
+    let here = all.iter().filter(first).count();
+    let elsewhere = |one: &&RoutedOption| {
+        let mut others = one.routes.iter().skip(1);
+        others.any(|of| buys(report, &of.provider))
+    };
+    let movable = all.iter().filter(first).filter(elsewhere).count();
+    if provider.is_empty() {
+        return format!(
+            "{}, with the providers that sell each, in the order in which they are asked.",
+            counted(all.len(), "product", "products")
+        );
+    }
+    let bought = counted(here, "product is", "products are");
+    match movable {
+        0 => format!(
+            "{bought} bought at {provider} first, and no other provider that buys now sells any of them: new orders of \
+             them wait or are refused until it buys again, or until they are taken out of sale."
+        ),
+        some => format!(
+            "{bought} bought at {provider} first. {} elsewhere now: put the other provider first.",
+            counted(some, "of them can be bought", "of them can be bought")
+        ),
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let provider = visit.query.get("provider").unwrap_or_default().to_owned();
+    let of = (!provider.is_empty()).then_some(provider.as_str());
+    let read = async |connection: &mut PgConnection| options::routed(connection, of, MOST).await;
+    let found = app.database().run(read).await?;
+    let (look, _) = app.figures().look(app.database()).await?;
+    let report = &look.report;
+    let may = visit.session.may(OperatorRole::Operator);
+    let row = |one: &RoutedOption| Row {
+        name: one.name.clone(),
+        is_sandbox: one.environment == "sandbox",
+        on_sale: one.enabled,
+        routes: one
+            .routes
+            .iter()
+            .map(|of| (of.provider.clone(), state(report, &of.provider)))
+            .collect(),
+        reroute: (may && one.routes.len() > 1)
+            .then(|| format!("/products/{}/route", one.option_id)),
+    };
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, "/providers", "Products"),
+        sentence: sentence(&provider, &found, report),
+        rows: found.iter().map(row).collect(),
+        provider,
+        most: number(MOST),
+    })
+}
+
+async fn read(app: &App, given: &PathArgument) -> Result<RoutedOption, Problem> {
+    let id: OptionId = given.id("a product")?;
+    let read = async |connection: &mut PgConnection| options::route(connection, id).await;
+    let found = app.database().run(read).await?;
+    found.ok_or_else(|| given.missing("product"))
+}
+
+/// The page that puts another provider first: what that does, before somebody does it.
+pub(crate) async fn route(
+    State(app): State<App>,
+    given: PathArgument,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let product = read(&app, &given).await?;
+    let (look, _) = app.figures().look(app.database()).await?;
+    route_page(&app, &visit.session, &product, &look.report).show()
+}
+
+fn route_page(
+    app: &App,
+    session: &ConsoleSession,
+    product: &RoutedOption,
+    report: &HealthReport,
+) -> ActPage {
+    let first = product
+        .routes
+        .first()
+        .map_or("", |one| one.provider.as_str());
+    let further = product.routes.get(1..).unwrap_or_default();
+    let back = list_of(first);
+    let title = format!("Buy {} elsewhere first", product.name);
+    let shell = Shell::new(app, session, "/providers", title);
+    let base = ActPage {
+        crumbs: vec![
+            ("/providers".to_owned(), "Providers".to_owned()),
+            (back.clone(), format!("Products of {first}")),
+        ],
+        what: product.name.clone(),
+        ..ActPage::new(shell, session, back)
+    };
+    let now = format!("It is bought at {first} now ({}).", state(report, first));
+    if further.is_empty() {
+        return ActPage {
+            says: vec![
+                now,
+                "No other provider of it is in the catalogue. Its orders wait or are refused until this one buys again. Take it \
+                 out of sale if that lasts, or add another provider to it in the file of the catalogue:"
+                    .to_owned(),
+            ],
+            command: Some(format!("esimctl option set {} --disabled", product.option_id)),
+            ..base
+        };
+    }
+    let pick = |one: &domain::cut::OptionAtProvider| Pick {
+        value: one.provider.clone(),
+        label: one.provider.clone(),
+        hint: format!(
+            "{}; there it is {}",
+            state(report, &one.provider),
+            one.provider_option_id
+        ),
+        grave: false,
+        checked: further.len() == 1,
+    };
+    ActPage {
+        says: vec![
+            format!("{now} If a provider refuses a purchase, the next one is asked: {}.", product.order()),
+            "New orders are bought at the provider that you choose as soon as each ingress has read that, which takes some \
+             seconds; the others follow in their order. Orders that were accepted before stay where they are. The price may be \
+             another one."
+                .to_owned(),
+        ],
+        path: format!("/products/{}/route", product.option_id),
+        seen: product.order(),
+        fields: vec![Field::Picks {
+            legend: "Buy it first at",
+            name: "first",
+            picks: further.iter().map(pick).collect(),
+        }],
+        button: "Buy it there first",
+        ..base
+    }
+}
+
+pub(crate) async fn put_first(
+    State(app): State<App>,
+    given: PathArgument,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let product = read(&app, &given).await?;
+    let seen = act.fields.get("seen").unwrap_or_default();
+    let first = act.fields.get("first").unwrap_or_default();
+    let target = format!("option {} ({})", product.option_id, product.name);
+    let reason = act.fields.reason()?;
+    let mode = Mode::Apply(act.action(domain::Command::OptionRoute, &target, reason));
+    let routed = app
+        .database()
+        .run(async |connection| {
+            options::put_first(connection, product.option_id, (first, Some(seen)), mode).await
+        })
+        .await;
+    let (routed, _) = routed.map_err(|error| match error {
+        NotRouted::NoSuchOption => given.missing("product"),
+        NotRouted::NotSoldThere(_) => {
+            Problem::Invalid("choose one of the providers of the product".into())
+        }
+        NotRouted::Changed(now) => act.changed(&format!(
+            "the order of its providers has changed since the page was shown; now it is: {now}"
+        )),
+        NotRouted::Store(error) => error.into(),
+    })?;
+    let text = format!(
+        "New orders of {} are bought at {first} within seconds. The providers are asked in this order: {}.",
+        routed.name,
+        routed.order()
+    );
+    Ok(act.done(&app, &text))
+}
