@@ -359,7 +359,7 @@ def breaks(shop, second):
         Break("the ingress, killed", lambda: dead("ingress"), always=True),
         Break("a permission at NATS that is missing", unpermitted),
         Break("the notifier, killed", lambda: dead("notifier")),
-        Break("all orders refused", lambda: refused(shop), within=WITHIN + 10, over=WITHIN + 10),
+        Break("all orders refused", lambda: refused(shop)),
         Break("the provisioner, stopped", lambda: stopped("provisioner")),
         Break("a clock that steps", second.ahead),
         Break("a provider that fails", failing, over=NEXT_TEST),

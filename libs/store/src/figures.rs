@@ -2,7 +2,7 @@
 //! each minute and each hour, how long that took, and how much of it failed.
 //!
 //! Nothing counts orders when somebody looks, and no order pays for it. Each process counts in
-//! memory what it does (`pipeline::figures`), and adds its counts to its own rows once in ten
+//! memory what it does (`pipeline::figures`), and adds its counts to its own rows once in five
 //! seconds with [`add`]. So rows of two processes never wait for each other, and what a process has
 //! counted since its last write is lost if it dies: figures show how the system does, and are no
 //! accounts.
