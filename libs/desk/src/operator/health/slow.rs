@@ -225,7 +225,7 @@ mod tests {
         let (hours, minutes) = day(|at| if at < newest { 80 } else { 8_000 });
         let slow = judge(&hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, newest);
-        assert_eq!((slow.before, slow.half), (0.1, 5.0));
+        assert_eq!((slow.before, slow.half), (0.082, 6.8));
         let (hours, minutes) = day(|at| if at < newest { 8_000 } else { 80 });
         assert_eq!(judge(&hours, &minutes, NOW), None);
     }
@@ -236,9 +236,8 @@ mod tests {
         let few = |(hours, minutes): (Times, Times)| {
             let fewer = |(at, mut count): (OffsetDateTime, Count)| {
                 count.n /= 5;
-                for bucket in &mut count.histogram {
-                    *bucket /= 5;
-                }
+                let buckets = count.histogram.iter_mut().chain(&mut count.fine);
+                buckets.for_each(|bucket| *bucket /= 5);
                 (at, count)
             };
             (hours, minutes.into_iter().map(fewer).collect::<Times>())
