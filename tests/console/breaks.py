@@ -356,7 +356,7 @@ def breaks(shop, second):
         Break("NATS, killed", lambda: killed("nats-server", "nats_down"), always=True),
         Break("the notifier, stopped", lambda: stopped("notifier"), always=True),
         Break("a provider that denies our account, and a dead provisioner", denied_and_dead, always=True, over=NEXT_TEST),
-        Break("the ingress, killed", lambda: dead("ingress"), always=True),
+        Break("the ingress, killed", lambda: dead("ingress")),
         Break("a permission at NATS that is missing", unpermitted),
         Break("the notifier, killed", lambda: dead("notifier")),
         Break("all orders refused", lambda: refused(shop)),
