@@ -417,6 +417,11 @@ pub(crate) async fn show(
         count: match key {
             "problem" => Some(number(found.health.len())),
             "quiet" => Some(number(found.quiet().count())),
+            "" => Some(number(found.lately.len())),
+            "live" | "sandbox" => {
+                let is_asked = |one: &&PartnerActivity| one.is_live == (key == "live");
+                Some(number(found.lately.values().filter(is_asked).count()))
+            }
             _ => None,
         },
     };

@@ -207,7 +207,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
         .run(&["order", "show", &order.id.to_string()])
         .await
         .says("accepted")
-        .says("waits for the provisioner");
+        .says("waits to be bought");
     make_unit_ready(&mut connection, &order, 1).await;
     support::record(&mut connection, &order, 0, Some(Duration::from_secs(5))).await;
 
