@@ -74,17 +74,20 @@ pub async fn read(
     now: OffsetDateTime,
 ) -> Result<HashMap<Uuid, PartnerActivity>> {
     let since = now - Duration::hours(24);
+    // Both columns are compared as one row: otherwise PostgreSQL goes through the orders of all
+    // partners for each one without orders, if most orders are of one partner.
     let query = sqlx::query!(
         r#"SELECT p.partner_id, p.environment, day.orders AS "orders!", last.order_id AS "last?"
            FROM partners p
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = p.partner_id AND o.order_id >= $1
+                   WHERE o.partner_id = p.partner_id AND (o.partner_id, o.order_id) >= (p.partner_id, $1)
                    LIMIT $2) some_of_them) day
            LEFT JOIN LATERAL (
-               SELECT o.order_id FROM orders o WHERE o.partner_id = p.partner_id
-               ORDER BY o.order_id DESC LIMIT 1) last ON true"#,
+               SELECT o.partner_id, o.order_id FROM orders o
+               WHERE (o.partner_id, o.order_id) <= (p.partner_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+               ORDER BY o.partner_id DESC, o.order_id DESC LIMIT 1) last ON last.partner_id = p.partner_id"#,
         first_id(since),
         MOST_ORDERS,
     );
@@ -171,7 +174,9 @@ pub async fn orders(
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = wanted.partner_id AND o.order_id >= spans.low AND o.order_id < spans.high
+                   WHERE o.partner_id = wanted.partner_id
+                     AND (o.partner_id, o.order_id) >= (wanted.partner_id, spans.low)
+                     AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)
                    LIMIT $4) bounded) some_of_them
            WHERE some_of_them.orders > 0"#,
         partners,
