@@ -82,7 +82,8 @@ pub async fn read(
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = p.partner_id AND (o.partner_id, o.order_id) >= (p.partner_id, $1)
+                   WHERE (o.partner_id, o.order_id) >= (p.partner_id, $1)
+                     AND (o.partner_id, o.order_id) <= (p.partner_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
                    LIMIT $2) some_of_them) day
            LEFT JOIN LATERAL (
                SELECT o.partner_id, o.order_id FROM orders o
@@ -174,8 +175,7 @@ pub async fn orders(
            CROSS JOIN LATERAL (
                SELECT count(*) AS orders FROM (
                    SELECT FROM orders o
-                   WHERE o.partner_id = wanted.partner_id
-                     AND (o.partner_id, o.order_id) >= (wanted.partner_id, spans.low)
+                   WHERE (o.partner_id, o.order_id) >= (wanted.partner_id, spans.low)
                      AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)
                    LIMIT $4) bounded) some_of_them
            WHERE some_of_them.orders > 0"#,

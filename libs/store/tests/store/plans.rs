@@ -94,7 +94,9 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 54] = rows! {
+const PER_SYSTEM: [(&str, &str); 55] = rows! {
+    "AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)"
+        => "the bars of partners: each span is one range of an index, whose ends name the partner";
     "ORDER BY o.partner_id DESC, o.order_id DESC LIMIT 1) last"
         => "the list of partners: the last order of each, by one step in the index";
     "FROM (SELECT DISTINCT ON (reason) history_id" => "what is to be told of the last hour to whoever has no Prometheus";
