@@ -24,7 +24,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::refusal::PlacementRefusal;
-use crate::{Unflushed, placements::FirstClaim};
+use crate::{Unflushed, placements::CopiedOrder};
 
 #[derive(Clone, Debug)]
 pub struct NewOrder {
@@ -238,14 +238,14 @@ struct Topups<'a> {
 }
 
 /// What the first claim of a placement needs, with the units in the order of the response.
-fn first_claim(order: &NewOrder, placement: &NewPlacement) -> FirstClaim {
+fn first_claim(order: &NewOrder, placement: &NewPlacement) -> CopiedOrder {
     let mut topups: Vec<&NewTopup> = placement.topups.iter().collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let unit = |topup: &NewTopup| {
         let name = topup.provider_option_id.clone();
         (topup.topup_id.clone(), topup.agreed.stored(), name)
     };
-    FirstClaim::new(
+    CopiedOrder::new(
         &order.external_order_id,
         order.traceparent.as_deref(),
         order.answering,

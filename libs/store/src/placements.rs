@@ -11,14 +11,14 @@
 
 pub mod asked;
 mod claim;
-mod first;
+mod copied;
 mod settle;
 
 use std::time::Duration;
 
 pub use claim::{ClaimedPlacement, ClaimedTopup, PlacementClaim, PlacementTask, claim};
+pub(crate) use copied::CopiedOrder;
 use domain::{OrderId, PlacementId};
-pub(crate) use first::FirstClaim;
 use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 pub use settle::{
     AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
@@ -103,7 +103,7 @@ pub async fn defer(
         let deferred = rows.into_iter().map(|row| DeferredPlacement {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
-            report_to: first::report_to(row.answering, row.answer_for),
+            report_to: copied::report_to(row.answering, row.answer_for),
         });
         Ok::<_, Error>(deferred.collect())
     })

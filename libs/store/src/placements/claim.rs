@@ -22,7 +22,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    Activity, AttemptOutcome, FirstClaim, KnownColumns, PlacementSettlement, first::report_to,
+    Activity, AttemptOutcome, CopiedOrder, KnownColumns, PlacementSettlement, copied::report_to,
     settle,
 };
 
@@ -262,7 +262,7 @@ async fn claim_fresh(
         placements,
         claim
     ))?;
-    let (mut claimed, unread) = split_by_first_claim(begun, claim);
+    let (mut claimed, unread) = split_by_copy(begun, claim);
     claimed.extend(read_or_park(connection, provider, &unread, claim).await);
     Ok(claimed)
 }
@@ -300,7 +300,7 @@ async fn claim_due(
     };
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
-    let (mut claimed, mut unread) = split_by_first_claim(begun, claim);
+    let (mut claimed, mut unread) = split_by_copy(begun, claim);
     unread.extend(others.map(|placement_id| Unread {
         placement_id,
         begun: None,
@@ -315,14 +315,11 @@ async fn claim_due(
 
 /// Divides the placements whose attempts were recorded: those whose rows say all that the purchase
 /// needs, and those of which it has to be read.
-fn split_by_first_claim(
-    begun: Vec<Begun>,
-    claim: PlacementClaim,
-) -> (Vec<ClaimedPlacement>, Vec<Unread>) {
+fn split_by_copy(begun: Vec<Begun>, claim: PlacementClaim) -> (Vec<ClaimedPlacement>, Vec<Unread>) {
     let mut claimed = Vec::with_capacity(begun.len());
     let mut unread = Vec::new();
     for row in begun {
-        match row.first_claim.as_deref().and_then(FirstClaim::parse) {
+        match row.first_claim.as_deref().and_then(CopiedOrder::parse) {
             Some(first) => claimed.push(row.claimed(first, claim)),
             None => unread.push(Unread {
                 placement_id: row.placement_id,
@@ -482,7 +479,7 @@ struct Begun {
 }
 
 impl Begun {
-    fn claimed(self, mut first: FirstClaim, claim: PlacementClaim) -> ClaimedPlacement {
+    fn claimed(self, mut first: CopiedOrder, claim: PlacementClaim) -> ClaimedPlacement {
         let age = age(self.age);
         let report_to = first.report_to(self.age);
         let units = first.take_units();

@@ -20,8 +20,8 @@
 
 mod bought;
 mod complete;
-mod moves;
 mod outcome;
+mod unbought;
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub use self::outcome::{
     AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
     SettlementEffect,
 };
-use self::{bought::Bought, moves::Moves, outcome::Changes};
+use self::{bought::Bought, outcome::Changes, unbought::Unbought};
 
 /// Records a batch of settlements, each along a transition of [`domain::placement`], and returns
 /// the effect of each.
@@ -97,8 +97,8 @@ async fn settle_others(
     transaction!(connection, "settle::settle_others", |transaction| {
         for round in &rounds {
             let mut changes = HashMap::new();
-            let moves = Moves::of(members_of(settlements, round));
-            moves.record(transaction, &mut changes).await?;
+            let unbought = Unbought::of(members_of(settlements, round));
+            unbought.record(transaction, &mut changes).await?;
             let bought = Bought::of(members_of(settlements, round));
             bought.record(transaction, &mut changes).await?;
             bought

@@ -1,6 +1,6 @@
-//! What the first claim of a placement needs of its order and its units. The statement that stores
-//! orders writes it onto the placement's row, so that the claim opens no other table. The tables
-//! `orders` and `topups` hold the same, and are read where it is missing.
+//! The copy of an order and its units that the first claim of a placement needs. The statement that
+//! stores orders writes it onto the placement's row, so that the claim opens no other table. The
+//! tables `orders` and `topups` hold the same, and are read where it is missing.
 
 use std::{iter, mem, time::Duration};
 
@@ -17,7 +17,7 @@ const MOST_UNITS: usize = 8;
 const MOST_BYTES: usize = 4096;
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct FirstClaim {
+pub(crate) struct CopiedOrder {
     #[serde(rename = "order")]
     pub external_order_id: String,
     #[serde(rename = "trace", default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub(crate) struct FirstClaim {
     terms: Vec<Option<String>>,
 }
 
-impl FirstClaim {
+impl CopiedOrder {
     /// Of a new order, for a placement with these units: the topup, what is agreed about it, and
     /// the provider's name of the product.
     pub fn new(
@@ -121,15 +121,15 @@ mod tests {
             (vec![unit(None), unit(None)], false),
             (vec![unit(None), unit(Some(r#"{"made_up":1}"#))], true),
         ] {
-            let first = FirstClaim::new("order", None, None, Duration::ZERO, units.clone());
+            let first = CopiedOrder::new("order", None, None, Duration::ZERO, units.clone());
             let text = first.text().unwrap();
             assert_eq!(text.contains("terms"), has_terms, "{text}");
-            let read: Vec<_> = FirstClaim::parse(&text).unwrap().take_units().collect();
+            let read: Vec<_> = CopiedOrder::parse(&text).unwrap().take_units().collect();
             assert_eq!(read, units);
         }
         // The claim reads the tables instead.
         let long = unit(Some(&"x".repeat(MOST_BYTES)));
-        let first = FirstClaim::new("order", None, None, Duration::ZERO, vec![long]);
+        let first = CopiedOrder::new("order", None, None, Duration::ZERO, vec![long]);
         assert_eq!(first.text(), None);
     }
 }

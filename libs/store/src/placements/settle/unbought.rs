@@ -10,7 +10,7 @@ use crate::history::{self, MOST_UNKNOWNS, Note};
 
 /// The settlements of a batch that bought nothing, one vector per column.
 #[derive(Default)]
-pub(super) struct Moves {
+pub(super) struct Unbought {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
     /// What the history calls the outcomes; the statement decides by it.
@@ -23,7 +23,7 @@ pub(super) struct Moves {
     messages: Vec<Option<String>>,
 }
 
-impl Moves {
+impl Unbought {
     pub(super) fn of<'a>(settlements: impl Iterator<Item = &'a PlacementSettlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
