@@ -66,7 +66,7 @@ async fn a_good_verdict_names_the_orders_that_it_rests_on() {
     let report = looked(&bench).await;
     assert_eq!(
         report.verdict(),
-        "Everything works: 112 of 114 orders got through in the last 10 minutes."
+        "Everything works: 112 of 114 orders were accepted in the last 10 minutes."
     );
 }
 

@@ -52,7 +52,7 @@ fn words(command: Command) -> &'static str {
         Command::EndpointSet => "changed an endpoint",
         Command::AskUsage => "asked for data use",
         Command::ProviderReconcile => "asked a provider which purchases it has",
-        Command::GiveBack => "gave an eSIM back",
+        Command::GiveBack => "asked to give an eSIM back",
         Command::GiveBackNotReturned => "said that an eSIM was not taken back",
         Command::GiveBackReturned => "said that an eSIM was taken back",
         Command::KeysRotate | Command::PartnerRotateKeys => "changed the keys",

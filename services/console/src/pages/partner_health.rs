@@ -109,7 +109,7 @@ pub(crate) fn verdict(
             let whose = whose.into_iter().filter(|(of, _)| *of > 0);
             let whose: Vec<String> = whose.map(|(of, whose)| format!("{of} {whose}")).collect();
             let first = match lately(known, times) {
-                Some(lately) => format!("{lately} were taken{}", wait(known)),
+                Some(lately) => format!("{lately} were taken{}{}", denied(known), wait(known)),
                 None => format!("It sent no order in 24 hours{}", wait(known)),
             };
             let known = format!("{things} to be known of it: {}", whose.join(", "));
@@ -125,6 +125,17 @@ pub(crate) fn lately(known: &PartnerFacts, times: &Times) -> Option<String> {
     let orders = counted(all, "order", "orders");
     let since = times.axis(at, false);
     Some(format!("{} of {orders} since {since}", number(hour.taken)))
+}
+
+/// How many of its requests were denied, which are no orders, after the first words of a verdict.
+fn denied(known: &PartnerFacts) -> String {
+    match known.day.denied {
+        0 => String::new(),
+        all => format!(
+            "; {} had no valid signature",
+            counted(all, "request", "requests")
+        ),
+    }
 }
 
 /// How many of its orders wait for a provider, after the first words of a verdict.
@@ -160,6 +171,10 @@ fn of_figures(known: &PartnerFacts) -> (&'static str, String, String) {
     let most_fail = |failed: u64, all: u64| all > 0 && failed.saturating_mul(2) >= all;
     if most_fail(all.saturating_sub(taken), all) || most_fail(tries.failed, tries.n) {
         return ("warn", taken_of, webhooks);
+    }
+    let requests = all.saturating_add(known.day.denied);
+    if most_fail(known.day.denied, requests) {
+        return ("warn", format!("{taken_of}{}", denied(known)), webhooks);
     }
     let well = format!("Nothing keeps its orders back: {taken_of}");
     ("good", well, webhooks)

@@ -83,6 +83,7 @@ fn sentence(provider: &str, all: &[RoutedOption], report: &HealthReport) -> Stri
     }
     let bought = counted(here, "product is", "products are");
     match movable {
+        0 if buys(report, provider) => format!("{bought} bought at {provider} first, which buys."),
         0 => format!(
             "{bought} bought at {provider} first, and no other provider that buys now sells any of them: new orders of \
              them wait or are refused until it buys again, or until they are taken out of sale."

@@ -172,7 +172,12 @@ async fn rotation(
         checked,
     };
     let at_once = pick("0", "Not at all", what.at_once(&lately), true, false);
+    let is_ended = matches!(what, Replaced::Keys) && read.partner.keys_ended;
     let picks = match old {
+        None if is_ended => {
+            let ended = "They have ended, and stay so: only the new ones work.";
+            vec![pick("0", "Not at all", ended.to_owned(), false, true)]
+        }
         None => vec![
             pick("24h", "24 hours", format!("{usual} {}", until(time::Duration::DAY)), false, true),
             pick("7d", "7 days", until(time::Duration::DAY * 7), false, false),

@@ -60,7 +60,7 @@ impl OrdersLately {
         match self.answered {
             0 => format!("no order came in the last {MINUTES} minutes"),
             answered => format!(
-                "{} of {answered} orders got through in the last {MINUTES} minutes",
+                "{} of {answered} orders were accepted in the last {MINUTES} minutes",
                 self.through
             ),
         }
