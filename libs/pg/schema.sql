@@ -1206,6 +1206,26 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.route_option(of_option uuid, at_provider text, seen jsonb)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE options o
+    SET provider = first.pair->>'provider', provider_option_id = first.pair->>'provider_option_id',
+        alternatives = (SELECT jsonb_agg(one ORDER BY n)
+                        FROM jsonb_array_elements(seen) WITH ORDINALITY AS pairs (one, n)
+                        WHERE one->>'provider' <> at_provider),
+        cost = NULL, cost_currency = NULL
+    FROM (SELECT one AS pair FROM jsonb_array_elements(seen) one WHERE one->>'provider' = at_provider LIMIT 1) first
+    WHERE o.option_id = of_option AND o.provider <> at_provider
+      AND seen = jsonb_build_object('provider', o.provider, 'provider_option_id', o.provider_option_id) || o.alternatives;
+    RETURN FOUND;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger
  LANGUAGE plpgsql

@@ -55,8 +55,8 @@ GRANT UPDATE (version) ON system TO esim_console;
 -- Its webhook URL and secret. The headers of an endpoint are read and written by the same statement, sealed.
 GRANT SELECT (secrets, headers), UPDATE (url, events, headers, secrets, secret_ends, moving_since, unproven_since)
     ON partner_endpoints TO esim_console;
--- A product is bought at another one of its providers first. What it costs is known of the first one only.
-GRANT UPDATE (provider, provider_option_id, alternatives, cost, cost_currency) ON options TO esim_console;
+-- A product is bought at another one of its providers first.
+GRANT EXECUTE ON FUNCTION route_option(uuid, text, jsonb) TO esim_console;
 -- A test webhook, and what is asked about an eSIM for its partner.
 GRANT INSERT (delivery_id, partner_id, kind, created_at, endpoint_id) ON deliveries TO esim_console;
 GRANT INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at),

@@ -24,6 +24,7 @@ GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;
 GRANT SELECT, UPDATE (reference, ended_at, same_again, same_for_s, proved_at, evidence),
     INSERT (purchase_id, provider, account, provider_option_id, units) ON provider_proofs TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_placement(uuid, text, text, text) TO esim_operator;
+GRANT EXECUTE ON FUNCTION route_option(uuid, text, jsonb) TO esim_operator;
 -- What has been entered by hand is no longer parked.
 GRANT UPDATE (state, reason, disputed, unknowns) ON placements TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;

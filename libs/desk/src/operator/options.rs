@@ -199,11 +199,6 @@ pub async fn put_first(
     mode: Mode<'_>,
 ) -> std::result::Result<(RoutedOption, bool), NotRouted> {
     transaction!(connection, "options::put_first", |transaction| {
-        let lock = sqlx::query!(
-            "SELECT FROM options WHERE option_id = $1 FOR UPDATE",
-            option.uuid()
-        );
-        lock.fetch_optional(&mut **transaction).await?;
         let now = route(transaction, option).await?;
         let now = now.ok_or(NotRouted::NoSuchOption)?;
         if seen.is_some_and(|seen| seen != now.order()) {
@@ -213,19 +208,21 @@ pub async fn put_first(
         let place = next.routes.iter().position(|one| one.provider == provider);
         let place = place.ok_or_else(|| NotRouted::NotSoldThere(now.order()))?;
         next.routes[..=place].rotate_right(1);
-        let [first, further @ ..] = &next.routes[..] else {
-            return Err(NotRouted::NoSuchOption);
-        };
-        let statement = sqlx::query!(
-            "UPDATE options SET provider = $2, provider_option_id = $3, alternatives = $4::text::jsonb,
-                                cost = NULL, cost_currency = NULL
-             WHERE option_id = $1 AND provider <> $2",
-            option.uuid(),
-            first.provider,
-            first.provider_option_id,
-            json!(further).to_string(),
-        );
-        let changed = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+        let changed = place > 0;
+        if changed {
+            // The function compares what was read above with what is stored by now.
+            let query = sqlx::query_scalar!(
+                r#"SELECT route_option($1, $2, $3::text::jsonb) AS "routed!""#,
+                option.uuid(),
+                provider,
+                json!(now.routes).to_string(),
+            );
+            if !query.fetch_one(&mut **transaction).await? {
+                let now = route(transaction, option).await?;
+                let now = now.ok_or(NotRouted::NoSuchOption)?;
+                return Err(NotRouted::Changed(now.order()));
+            }
+        }
         let what = if changed {
             ActionChange::between(
                 json!({ "providers": now.order() }),

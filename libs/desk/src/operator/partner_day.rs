@@ -104,13 +104,21 @@ pub async fn read(
         hour.orders = count(row.orders);
         hour.taken = count(row.taken);
     }
+    let counted_since = if day.is_part() {
+        day.hours.keys().next().copied()
+    } else {
+        None
+    };
     for one in figures::outcomes_of(&mut *connection, partner_id.uuid(), HOURS).await? {
         match one.measure {
             Measure::Denied => day.denied += one.n,
             Measure::Errors | Measure::Refused | Measure::Invalid | Measure::Limited => {
-                day.hours.entry(one.at).or_default().failed += one.n;
                 if one.measure == Measure::Limited {
                     day.limited += one.n;
+                }
+                // Before the orders that were counted, the failures would stand alone.
+                if counted_since.is_none_or(|since| one.at >= since) {
+                    day.hours.entry(one.at).or_default().failed += one.n;
                 }
             }
             _ => {}

@@ -131,10 +131,7 @@ pub(crate) fn lately(known: &PartnerFacts, times: &Times) -> Option<String> {
 fn denied(known: &PartnerFacts) -> String {
     match known.day.denied {
         0 => String::new(),
-        all => format!(
-            "; {} had no valid signature",
-            counted(all, "request", "requests")
-        ),
+        all => format!("; {} got a 401", counted(all, "request", "requests")),
     }
 }
 

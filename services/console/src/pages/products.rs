@@ -88,6 +88,10 @@ fn sentence(provider: &str, all: &[RoutedOption], report: &HealthReport) -> Stri
             "{bought} bought at {provider} first, and no other provider that buys now sells any of them: new orders of \
              them wait or are refused until it buys again, or until they are taken out of sale."
         ),
+        some if buys(report, provider) => format!(
+            "{bought} bought at {provider} first, which buys. {} elsewhere, too.",
+            counted(some, "of them can be bought", "of them can be bought")
+        ),
         some => format!(
             "{bought} bought at {provider} first. {} elsewhere now: put the other provider first.",
             counted(some, "of them can be bought", "of them can be bought")

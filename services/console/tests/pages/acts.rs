@@ -518,7 +518,7 @@ async fn a_product_is_bought_at_another_provider_first() {
     let list = list.text().await.unwrap();
     let path = "/products/00000000-0000-4000-8000-000000000009/route";
     for part in [
-        "1 of them can be bought elsewhere now",
+        "1 of them can be bought elsewhere, too",
         "<b>sandbox</b> (may buy), then <b>second</b> (may buy)",
         path,
     ] {

@@ -154,6 +154,7 @@ pub async fn run(prove: &ProviderProveArgs, console: &Console) -> anyhow::Result
         of,
         option: &prove.option,
         price: price_of(&prove.option),
+        is_too_dear: false,
         wait: prove.wait,
         keep: prove.keep,
         batch,
@@ -313,7 +314,7 @@ fn plan(
     plan.push(
         match (can.give_back && can.usage, prove.keep) {
             (true, false) => "gives back at the end what it has bought, and tries to do so twice",
-            (true, true) => "keeps the last purchase until the next run (--keep)",
+            (true, true) => "keeps the purchase of one unit until the next run (--keep)",
             (false, _) => {
                 "cannot give anything back: the protocol has no call for it, or we do not use it"
             }

@@ -274,12 +274,16 @@ impl FindingKind {
                 half,
                 before,
                 ..
-            } => format!(
-                "{}: usually {}, before that {}",
-                took_of(*measure, subject),
-                figures::told(*half),
-                figures::told(*before)
-            ),
+            } => {
+                // Above a minute the limits are far apart, and `half` is the lower one.
+                let more = if *half < 60.0 { "" } else { " or more" };
+                format!(
+                    "{}: usually {}{more}, before that {}",
+                    took_of(*measure, subject),
+                    figures::told(*half),
+                    figures::told(*before)
+                )
+            }
             Self::Parked {
                 provider,
                 reason,
@@ -302,9 +306,17 @@ impl FindingKind {
                         times(*in_all, "purchase", "purchases"),
                         noun(*in_all, "is", "are")
                     ),
+                    [one] if one.bought => format!(
+                        "order {} is bought, and on hold at {provider}: {reason}{elsewhere}",
+                        one.external_order_id
+                    ),
                     [one] => format!(
                         "order {} is on hold at {provider}, unknown whether it was bought: {reason}{elsewhere}",
                         one.external_order_id
+                    ),
+                    several if several.iter().any(|one| one.bought) => format!(
+                        "{} purchases are on hold at {provider}: {reason}{elsewhere}",
+                        several.len()
                     ),
                     several => format!(
                         "{} purchases are on hold at {provider}, unknown whether they were bought: {reason}{elsewhere}",
@@ -376,7 +388,7 @@ impl FindingKind {
                 let name = |one: &WaitingLane| one.product.clone().unwrap_or_else(|| one.lane.clone());
                 let names: Vec<String> = lanes.iter().map(name).collect();
                 format!(
-                    "{} {} not bought at {provider}: {}",
+                    "{} {} held back at {provider}: {}",
                     named(&names),
                     noun(names.len(), "is", "are"),
                     lanes.first().map_or("", |one| one.reason.as_str())

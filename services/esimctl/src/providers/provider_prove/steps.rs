@@ -92,6 +92,8 @@ pub struct Proving<'a> {
     pub option: &'a str,
     /// The most that a unit may cost, if the option names it.
     pub price: Option<f64>,
+    /// A purchase has cost more than that, so nothing more is bought.
+    pub is_too_dear: bool,
     pub wait: Duration,
     pub keep: bool,
     /// The largest number of units of a purchase that is tried, and one more; `None`: neither.
@@ -124,8 +126,9 @@ impl Proving<'_> {
             self.refused(refused.product, refused.code).await?;
         }
         if let Some(mut bought) = self.buy("a purchase", self.option, 1).await? {
-            let mut is_same = true;
-            if self.can.purchase_key {
+            // A dearer unit is not bought twice, so that the proof keeps to the cost of its plan.
+            let mut is_same = !self.is_too_dear;
+            if self.can.purchase_key && is_same {
                 is_same = self
                     .repeat("the identical request at once", &mut bought)
                     .await?;
@@ -144,6 +147,9 @@ impl Proving<'_> {
                 self.change_count(&mut bought).await;
             }
             self.end(bought, self.keep).await?;
+            if self.is_too_dear {
+                return Ok(());
+            }
             if sells_two(self.of.provider) {
                 let question = "two units in one purchase";
                 if let Some(bought) = self.buy(question, self.option, 2).await? {
@@ -151,7 +157,7 @@ impl Proving<'_> {
                 }
             }
         }
-        if let Some(batch) = self.batch {
+        if let Some(batch) = self.batch.filter(|_| !self.is_too_dear) {
             for (question, units) in [
                 ("one unit more than a batch", batch + 1),
                 ("a whole batch", batch),
@@ -317,6 +323,7 @@ impl Proving<'_> {
         let after = self.balance().await;
         let paid = format!(" after {seconds} s{}", paid(before, after));
         let is_dearer = self.is_dearer(units, (before, after));
+        self.is_too_dear |= is_dearer;
         let (came, follows) = match &response {
             Ok(PurchaseResponse::Bought(_)) if is_dearer => (
                 format!("it was sold{paid}, which is more than the option allows"),
