@@ -276,6 +276,12 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
             .await
             .unwrap();
         shop.delivered(&all, SOON).await.unwrap();
+        // That they were taken is recorded a moment later; until then they wait.
+        let recorded = wait::until(SOON, "the deliveries to be recorded", async || {
+            let wait = "SELECT count(*) FROM deliveries WHERE state <> 'delivered'";
+            Ok((stack.count(wait).await? == 0).then_some(()))
+        });
+        recorded.await.unwrap();
     }
     // It is kept. A console waits for a minute whether something comes back.
     let kept = wait::until(NAMED, "what was wrong", async || {

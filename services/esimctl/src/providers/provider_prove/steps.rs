@@ -147,10 +147,7 @@ impl Proving<'_> {
                 self.change_count(&mut bought).await;
             }
             self.end(bought, self.keep).await?;
-            if self.is_too_dear {
-                return Ok(());
-            }
-            if sells_two(self.of.provider) {
+            if sells_two(self.of.provider) && !self.is_too_dear {
                 let question = "two units in one purchase";
                 if let Some(bought) = self.buy(question, self.option, 2).await? {
                     self.end(bought, false).await?;
