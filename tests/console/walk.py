@@ -260,8 +260,11 @@ def zone(walk, page, order):
 
 
 def prepare(program, first):
-    """What acts are about: orders, some on hold or given back, and partners whose endpoints are paused, so that what is sent again
-    does not end."""
+    """What acts are about: a product of two providers, orders, some on hold or given back, and partners whose endpoints are paused,
+    so that what is sent again does not end."""
+    psql("INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, alternatives) "
+         "VALUES ('00000000-0000-4000-8000-000000000009', 'Sold by two', 'sandbox', 'two', 'live', 0, "
+         "'[{\"provider\": \"second\", \"provider_option_id\": \"two\"}]') ON CONFLICT DO NOTHING")
     store_orders(120, first, on_hold=6, given_back=4)
     store_partners(3, 30, first)
     for number in range(first, first + 3):
