@@ -472,8 +472,9 @@ pub async fn outcomes(connection: &mut PgConnection) -> Result<Vec<OutcomeCount>
     Ok(known.collect())
 }
 
-/// What became of the requests of a partner in the last hours, but for those that got through. Each
-/// hour of each measure is read by its key.
+/// How many requests of a partner failed in each of the last hours, by why they failed; requests
+/// that succeeded are not counted here. Each hour of each measure is read by its key, so that the
+/// time does not grow with the number of partners.
 pub async fn outcomes_of(
     connection: &mut PgConnection,
     partner: Uuid,

@@ -299,7 +299,7 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
     kept.await.unwrap();
 }
 
-/// Waits until the console has noted the death. It looks every ten seconds, and what begins and
+/// Waits until the console has noted the death. It looks every five seconds, and what begins and
 /// ends between two looks is not kept.
 async fn opened(stack: &Stack, stage: Stage) {
     let mut database = stack.database.connect().await.unwrap();
