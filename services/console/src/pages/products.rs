@@ -89,12 +89,12 @@ fn sentence(provider: &str, all: &[RoutedOption], report: &HealthReport) -> Stri
              them wait or are refused until it buys again, or until they are taken out of sale."
         ),
         some if buys(report, provider) => format!(
-            "{bought} bought at {provider} first, which buys. {} elsewhere, too.",
-            counted(some, "of them can be bought", "of them can be bought")
+            "{bought} bought at {provider} first, which buys. {} of them can be bought elsewhere, too.",
+            number(some)
         ),
         some => format!(
-            "{bought} bought at {provider} first. {} elsewhere now: put the other provider first.",
-            counted(some, "of them can be bought", "of them can be bought")
+            "{bought} bought at {provider} first. {} of them can be bought elsewhere now: put the other provider first.",
+            number(some)
         ),
     }
 }
