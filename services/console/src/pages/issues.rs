@@ -154,6 +154,17 @@ pub(crate) fn remedy(one: &Finding, remedy: &str, role: OperatorRole) -> String 
     }
 }
 
+/// The command of a finding, for those who have a shell. It is shown where the console itself
+/// neither does it nor leads to what it shows.
+pub(crate) fn shell_command(command: Option<String>, session: &ConsoleSession) -> Option<String> {
+    command.filter(|_| session.may(OperatorRole::Operator))
+}
+
+/// The section of the runbook, which the console does not serve.
+pub(crate) fn section(see: &str) -> String {
+    see.rsplit('#').next().unwrap_or_default().to_owned()
+}
+
 /// The place of a finding on the page of what needs a person.
 pub(crate) fn anchor(kind: &FindingKind) -> String {
     byte_serialize(kind.key().as_bytes()).collect()
@@ -173,12 +184,12 @@ pub(crate) fn issue(one: &Finding, session: &ConsoleSession) -> Issue {
         ago: told.since.map(|at| times.ago(at)).unwrap_or_default(),
         felt: told.felt.into_owned(),
         remedy: remedy(one, &told.remedy, session.role),
-        command: told.command.filter(|_| session.may(OperatorRole::Operator)),
+        command: shell_command(told.command, session).filter(|_| page_of(&one.kind).is_none()),
         page: page_of(&one.kind),
         equal: Vec::new(),
         more: 0,
         take: (may_take && one.taken.is_none()).then(|| format!("/needs#{}", anchor(&one.kind))),
-        see: told.see,
+        see: section(&told.see),
         text: one.for_partner(),
         taken: taken(one, times),
     }

@@ -26,7 +26,9 @@ use crate::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
         give_backs as give_back_pages,
-        issues::{TakenView, anchor, class_of, groups, remedy, taken, together},
+        issues::{
+            TakenView, anchor, class_of, groups, remedy, section, shell_command, taken, together,
+        },
         partner_acts::told_form,
         providers::breaker_form,
         settle,
@@ -145,8 +147,8 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             .unwrap_or_default(),
         felt: told.felt.into_owned(),
         remedy: remedy(one, &told.remedy, session.role),
-        command: told.command.filter(|_| session.may(OperatorRole::Operator)),
-        see: told.see,
+        command: shell_command(told.command, session),
+        see: section(&told.see),
         note: None,
         first: "Order",
         column: "Purchase id",
@@ -219,6 +221,9 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
                 .map(|at| format!("the partner was told at {}", times.written(at)));
         }
         _ => {}
+    }
+    if matter.link.is_some() || matter.form.is_some() {
+        matter.command = None;
     }
     matter
 }
@@ -310,18 +315,41 @@ mod tests {
 
     const AT: OffsetDateTime = datetime!(2026-11-28 12:00 UTC);
 
-    /// The first page, that of a partner and Needs a person show one severity, whatever is found.
-    /// `esimctl` has the same test.
-    #[test]
-    fn every_finding_is_as_bad_on_every_page() {
-        let session = ConsoleSession {
+    fn session(role: OperatorRole) -> ConsoleSession {
+        ConsoleSession {
             operator: "ana".to_owned(),
-            role: OperatorRole::Operator,
+            role,
             secret: "secret".into(),
             from: String::new(),
             said: None,
             times: Times::default(),
-        };
+        }
+    }
+
+    /// Who has no shell reads of no command, who has one reads it where the console neither does it
+    /// nor leads there, and the files of the repository are no pages of the console.
+    #[test]
+    fn what_to_do_is_said_in_words_of_the_console() {
+        for found in samples(AT) {
+            for role in [OperatorRole::Support, OperatorRole::Operator] {
+                let session = session(role);
+                let (matter, line) = (matter(&found, &session, AT), issue(&found, &session));
+                let leads = matter.link.is_some() || matter.form.is_some();
+                let has_shell = role == OperatorRole::Operator;
+                assert!(matter.command.is_none() || has_shell && !leads, "{found:?}");
+                assert!(line.command.is_none() || has_shell && line.page.is_none());
+                for text in [&matter.remedy, &matter.felt, &matter.see, &line.see] {
+                    assert!(!text.contains("esimctl") && !text.contains(".md"), "{text}");
+                }
+            }
+        }
+    }
+
+    /// The first page, that of a partner and Needs a person show one severity, whatever is found.
+    /// `esimctl` has the same test.
+    #[test]
+    fn every_finding_is_as_bad_on_every_page() {
+        let session = session(OperatorRole::Operator);
         for found in samples(AT) {
             let (class, verdict) = match found.severity() {
                 Severity::Mends => ("", None),

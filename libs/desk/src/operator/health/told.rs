@@ -591,20 +591,22 @@ impl FindingKind {
                     "its calls are slow, too: ask the provider why they take longer"
                 }
                 (Measure::Bought, false) => {
-                    "its calls are as fast as before, so orders wait here, or calls fail and are repeated: see in `esimctl status` which; where many wait, raise PROVIDER_CONCURRENCY, PROVIDER_RATE or the number of provisioners"
+                    "its calls are as fast as before, so orders wait here, or calls fail and are repeated: the figures of the last minutes say which; where many wait, raise PROVIDER_CONCURRENCY, PROVIDER_RATE or the number of provisioners"
                 }
                 (Measure::Delivered, true) => {
-                    "the endpoints are slow, too: see in `esimctl status` which ones"
+                    "the endpoints are slow, too: the figures of the last minutes name them"
                 }
                 (Measure::Delivered, false) => {
-                    "the endpoints are as fast as before: see whether purchases are slow, and in `esimctl status` how many webhooks wait for notifiers"
+                    "the endpoints are as fast as before: see whether purchases are slow, and how many webhooks wait for notifiers"
                 }
                 (Measure::Answered, _) => {
                     "see whether purchases are slow, too; otherwise look at PostgreSQL, its disk and its standby"
                 }
-                (Measure::Attempt, _) => "see which endpoints respond slowly, in `esimctl status`",
+                (Measure::Attempt, _) => {
+                    "see in the figures of the last minutes which endpoints respond slowly"
+                }
                 _ => {
-                    "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks"
+                    "see in the figures of the last minutes what is slow since then: the calls to a provider, or the webhooks"
                 }
             },
             Self::Parked { .. } => "look each one up at the provider, then record the outcome",
@@ -759,6 +761,8 @@ impl FindingKind {
             Self::Paused { endpoint } => {
                 Some(format!("esimctl endpoint resume {}", endpoint.endpoint_id))
             }
+            // It has the figures of the last minutes.
+            Self::Slow { .. } => Some("esimctl status".to_owned()),
             Self::DatabaseDown { .. }
             | Self::OnStandby
             | Self::NotDurable { .. }
@@ -769,7 +773,6 @@ impl FindingKind {
             | Self::Unserved { .. }
             | Self::PurchasesLate { .. }
             | Self::WebhooksLate { .. }
-            | Self::Slow { .. }
             | Self::BreakerOpen { .. }
             | Self::LanesHeldBack { .. }
             | Self::Blocked { .. }
