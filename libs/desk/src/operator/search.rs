@@ -9,8 +9,9 @@
 //! newest orders, those whose external order id does, because a prefix of that has no index, which
 //! each order would have to write. For the same reason the trace id of a request and the last six
 //! or more digits of an ICCID are looked for among the newest ones. Partners are found by any part
-//! of their name, in upper or lower case. If nothing is found, those ids are that differ in one
-//! character ([`meant`]).
+//! of their name. Upper and lower case, blanks, dashes and underscores do not matter: an order
+//! that is only written in another way is found by its other spellings, and if nothing is found,
+//! those ids are that differ in one character ([`meant`]).
 
 mod meant;
 
@@ -108,7 +109,8 @@ pub struct SearchHits {
     pub refused: Vec<RefusedRequestView>,
     /// If nothing was found: orders with an id that differs in one character, the newest first.
     pub meant: Vec<OrderHit>,
-    /// The same of refused requests: their external order ids.
+    /// The same of refused requests, and those that are only written in another way: their external
+    /// order ids.
     pub meant_refused: Vec<String>,
 }
 
@@ -139,16 +141,24 @@ impl SearchHits {
 /// Searches for an id, or for the beginning of one, or a part of a partner's name.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<SearchHits>> {
     let mut hits = whole(&mut *connection, id).await?;
+    let text = id.trim();
+    let mut spellings = Vec::new();
     if hits.orders.is_empty() && hits.refused.is_empty() {
-        (hits.orders, hits.more_orders) = beginning(&mut *connection, id.trim()).await?;
+        spellings = meant::spellings(text);
+        hits.orders = any_of(&mut *connection, &spellings).await?;
+    }
+    if hits.orders.is_empty() && hits.refused.is_empty() {
+        (hits.orders, hits.more_orders) = beginning(&mut *connection, text).await?;
     }
     if hits.is_empty() {
-        hits.meant = meant(&mut *connection, id.trim()).await?;
+        let neighbours = meant::neighbours(text);
+        hits.meant = any_of(&mut *connection, &neighbours).await?;
         // What only looks like another one comes first.
-        let asked = meant::looks(id.trim());
+        let asked = meant::looks(text);
         hits.meant
             .sort_by_key(|one| meant::looks(&one.external_order_id) != asked);
-        hits.meant_refused = meant_refused(connection, id.trim()).await?;
+        spellings.extend(neighbours);
+        hits.meant_refused = any_of_refused(connection, &spellings).await?;
     }
     Ok(Unflushed::of(hits))
 }
@@ -225,7 +235,7 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
                           JOIN placements p ON p.placement_id = t.placement_id)
                UNION ALL (SELECT order_id, 'external_order_id'
                           FROM (SELECT order_id, external_order_id FROM orders ORDER BY order_id DESC LIMIT $8) newest
-                          WHERE starts_with(external_order_id, $5) ORDER BY order_id DESC LIMIT $6)
+                          WHERE starts_with(lower(translate(external_order_id, '-_ ', '')), $5) ORDER BY order_id DESC LIMIT $6)
                UNION ALL (SELECT order_id, 'trace'
                           FROM (SELECT order_id, traceparent FROM orders WHERE $9::text IS NOT NULL
                                 ORDER BY order_id DESC LIMIT $8) newest
@@ -247,7 +257,7 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
         range.map(|(_, last)| last),
         number.as_ref().map(|(first, _)| first.as_str()),
         number.as_ref().map(|(_, last)| last.as_str()),
-        text,
+        Some(digits.to_lowercase()).filter(|folded| !folded.is_empty()),
         COUNTED,
         MOST,
         NEWEST,
@@ -340,9 +350,8 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
     Ok(hits)
 }
 
-/// The orders that have an id which differs from this text in one character, the newest first.
-async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit>> {
-    let ids = meant::neighbours(text);
+/// The orders that have one of these ids, the newest first.
+async fn any_of(connection: &mut PgConnection, ids: &[String]) -> Result<Vec<OrderHit>> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
@@ -379,7 +388,7 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
                   o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!"
            FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
            ORDER BY o.order_id DESC LIMIT $4"#,
-        &ids,
+        ids,
         &uuids,
         &numbers,
         MOST,
@@ -388,25 +397,23 @@ async fn meant(connection: &mut PgConnection, text: &str) -> Result<Vec<OrderHit
     rows.map(StoredHit::read).collect()
 }
 
-/// The external ids of refused requests that differ from this text in one character.
-async fn meant_refused(connection: &mut PgConnection, text: &str) -> Result<Vec<String>> {
+/// Those of these ids that are the external ids of refused requests.
+async fn any_of_refused(connection: &mut PgConnection, ids: &[String]) -> Result<Vec<String>> {
     let query = sqlx::query_scalar!(
         r#"SELECT DISTINCT r.id AS "id!" FROM unnest($1::text[]) AS near (id)
            CROSS JOIN LATERAL (SELECT external_order_id AS id FROM refused_requests
                                WHERE external_order_id = near.id LIMIT 1) r
            ORDER BY 1 LIMIT $2"#,
-        &meant::neighbours(text),
+        ids,
         MOST,
     );
     Ok(query.fetch_all(connection).await?)
 }
 
-/// The text without spaces and dashes, which people and documents put between the digits of an
-/// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
+/// The text without what people put between its parts.
 fn without_separators(id: &str) -> String {
-    let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
     id.chars()
-        .filter(|character| !character.is_whitespace() && !dash(*character))
+        .filter(|one| !meant::is_separator(*one))
         .collect()
 }
 

@@ -16,6 +16,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl find 4711                                     the provider's number of a purchase or of a unit
   esimctl find acme                                     partners by a part of their name, in any case, or by id or access key
   esimctl find 0199a4b2                                 orders whose order or placement id begins so
+  esimctl find 'wl 501'                                 WL-501: case, blanks, dashes and underscores do not matter
 
 Order, placement and topup ids are found, too. If no order has the id as a whole, those are found that begin with it: at
 least four characters of an order, placement or topup id, an ICCID, or the external order id of one of the newest 20,000

@@ -1,7 +1,8 @@
-//! What somebody may have meant whose id is not stored: ids that differ from it in one character.
+//! What somebody may have meant whose id is not stored: ids that are only written in another way,
+//! and ids that differ from it in one character.
 //!
-//! No index finds what is similar. So all texts that differ in one character are made, some
-//! hundreds of them, and [`super::find`] looks them up in the indexes of the ids.
+//! No index finds what is similar. So these texts are made, some hundreds of them, and
+//! [`super::find`] looks them up in the indexes of the ids.
 
 /// The lengths of the texts for which something is suggested. In a shorter one, one character is
 /// too much of it, and a longer one has too many neighbours.
@@ -45,6 +46,87 @@ pub(super) fn neighbours(text: &str) -> Vec<String> {
     all
 }
 
+/// The maximum number of spellings of which each gap has its own separator.
+const SPELLINGS: usize = 256;
+/// What may stand between the words and the numbers of an id.
+const SEPARATORS: [&str; 4] = ["-", "", " ", "_"];
+
+/// Whether people and documents put it between the parts of an id so that it is easier to read. For
+/// example, the ICCID `8981 0000-0000 0000 001` is pasted from a PDF.
+pub(super) fn is_separator(one: char) -> bool {
+    one.is_whitespace() || matches!(one, '-' | '_' | '\u{2010}'..='\u{2014}' | '\u{2212}')
+}
+
+/// The words and the numbers of a text, which begin at separators and where letters and digits
+/// meet; or, if `is_separated`, at separators only.
+fn parts(text: &str, is_separated: bool) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    let mut last: Option<char> = None;
+    for one in text.chars() {
+        if is_separator(one) {
+            last = None;
+            continue;
+        }
+        let meets = last.is_some_and(|last| {
+            is_separated
+                || !(last.is_alphabetic() && one.is_numeric()
+                    || last.is_numeric() && one.is_alphabetic())
+        });
+        match parts.last_mut().filter(|_| meets) {
+            Some(part) => part.push(one),
+            None => parts.push(one.to_string()),
+        }
+        last = Some(one);
+    }
+    parts
+}
+
+/// The texts that differ from this one only in upper and lower case and in what stands between
+/// their words and numbers: `WL-501` is one of `wl 501`.
+pub(super) fn spellings(text: &str) -> Vec<String> {
+    if text.chars().count() > *LENGTHS.end() {
+        return Vec::new();
+    }
+    let mut all = vec![text.to_owned()];
+    let own = parts(text, false);
+    let gaps = u32::try_from(own.len().saturating_sub(1)).unwrap_or(u32::MAX);
+    let is_few = (SEPARATORS.len().checked_pow(gaps)).is_some_and(|count| count <= SPELLINGS);
+    if is_few {
+        let mut begun = vec![String::new()];
+        for (nth, part) in own.iter().enumerate() {
+            let separators = if nth == 0 { &[""][..] } else { &SEPARATORS };
+            begun = begun
+                .iter()
+                .flat_map(|one| {
+                    separators
+                        .iter()
+                        .map(move |sign| format!("{one}{sign}{part}"))
+                })
+                .collect();
+        }
+        all.extend(begun);
+    } else {
+        // An id of many parts is written with one separator, as a UUID is.
+        let separated = parts(text, true);
+        for parts in [own, separated] {
+            all.extend(SEPARATORS.map(|sign| parts.join(sign)));
+        }
+    }
+    let capital = |one: &String| {
+        let mut rest = one.chars();
+        let first = rest.next().map(|first| first.to_uppercase().to_string());
+        first.unwrap_or_default() + &rest.as_str().to_lowercase()
+    };
+    let lower: Vec<String> = all.iter().map(|one| one.to_lowercase()).collect();
+    let upper: Vec<String> = all.iter().map(|one| one.to_uppercase()).collect();
+    let capital: Vec<String> = all.iter().map(capital).collect();
+    all.extend(lower.into_iter().chain(upper).chain(capital));
+    all.retain(|one| one != text);
+    all.sort();
+    all.dedup();
+    all
+}
+
 /// How a text looks, whichever of the characters that look alike it has.
 pub(super) fn looks(text: &str) -> String {
     let look = |one| match one {
@@ -79,6 +161,27 @@ fn alphabet(text: &[char]) -> Vec<char> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spellings_differ_in_case_and_separators() {
+        for (typed, meant) in [
+            ("wl 501", "WL-501"),
+            ("SP881", "SP-881"),
+            ("Sp_881", "sp881"),
+            ("order 2026-15", "Order-2026-15"),
+            ("wl–501", "WL-501"),
+            (
+                "DEMO 01A2292F C796 73D1 9FF1 37D1316DA01A",
+                "demo-01a2292f-c796-73d1-9ff1-37d1316da01a",
+            ),
+        ] {
+            assert!(spellings(typed).iter().any(|one| one == meant), "{typed}");
+        }
+        let found = spellings("wl-501-a1");
+        assert!(found.len() <= 4 * SPELLINGS && !found.contains(&"wl-501-a1".to_owned()));
+        assert!(found.iter().all(|one| !one.contains('2')));
+        assert!(spellings(&"1".repeat(65)).is_empty());
+    }
 
     #[test]
     fn neighbours_differ_in_one_character() {
