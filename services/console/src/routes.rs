@@ -212,6 +212,7 @@ fn of_all() -> Vec<ConsoleRoute> {
         action("/zone", viewer, post(pages::zone::choose)),
         page("/orders", viewer, get(pages::orders::show)),
         page("/orders.csv", viewer, get(pages::orders::csv)),
+        page("/failed-esims.csv", viewer, get(pages::orders::failed_csv)),
         page("/orders/{id}", viewer, get(pages::order::show)),
         page(
             "/orders/{id}/sentence.txt",

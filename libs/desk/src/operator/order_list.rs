@@ -21,7 +21,8 @@ use super::{
 };
 use crate::self_service::{OrderHead, OrderState, Units, first_id};
 
-/// The id of an order is made shortly before PostgreSQL sets its time by another clock.
+/// The id of an order is made shortly before PostgreSQL sets its time by another clock, which may
+/// be behind. So ids only say where to look, and the time that is shown decides what fits.
 const SKEW: time::Duration = time::Duration::minutes(5);
 
 /// Which orders to list; `None` matches all.
@@ -183,7 +184,9 @@ async fn matching(
     let oldest = filter
         .since
         .map_or(Uuid::nil(), |since| first_id(since - SKEW));
-    let newest = filter.until.map_or(Uuid::max(), first_id);
+    let newest = filter
+        .until
+        .map_or(Uuid::max(), |until| first_id(until + SKEW));
     let mut before = before.map_or(newest, |before| before.uuid().min(newest));
     let mut found = Vec::new();
     let mut reached = None;
@@ -317,4 +320,47 @@ pub async fn contents(
         )
     });
     Ok(found.collect())
+}
+
+/// An eSIM that failed for good.
+#[derive(Clone, Debug)]
+pub struct FailedUnit {
+    pub order_id: Uuid,
+    pub topup_id: String,
+    /// The name of its option.
+    pub option: String,
+    pub code: Option<ReasonCode>,
+    /// When it failed; the time of the last attempt of its purchase if no other one is stored.
+    pub failed_at: Option<OffsetDateTime>,
+}
+
+/// The failed eSIMs of these orders, those of the newest order first.
+pub async fn failed_units(
+    connection: &mut PgConnection,
+    orders: &[Uuid],
+) -> Result<Vec<FailedUnit>> {
+    let query = sqlx::query!(
+        r#"SELECT p.order_id, t.topup_id, coalesce(o.name, t.provider_option_id) AS "option!",
+                  coalesce(t.reason, p.reason) AS reason,
+                  coalesce((SELECT max(h.at) FROM history h
+                            WHERE h.order_id = p.order_id AND h.placement_id = p.placement_id
+                              AND h.kind IN ('unit_failed', 'rejected')),
+                           p.attempted_at) AS failed_at
+           FROM placements p
+           JOIN topups t ON t.placement_id = p.placement_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id
+           LEFT JOIN options o ON o.option_id = t.option_id
+           WHERE p.order_id = ANY ($1) AND t.state = 'failed' AND e.ready_at IS NULL AND NOT may_be_refused(p.order_id)
+           ORDER BY p.order_id DESC, t.topup_id"#,
+        orders,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let units = rows.map(|row| FailedUnit {
+        order_id: row.order_id,
+        topup_id: row.topup_id,
+        option: row.option,
+        code: row.reason.map(|reason| Reason::read(&reason).code),
+        failed_at: row.failed_at,
+    });
+    Ok(units.collect())
 }

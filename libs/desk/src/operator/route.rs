@@ -98,6 +98,16 @@ fn attempts(first: i32, last: i32) -> String {
     }
 }
 
+/// Why a give-back ended as it did, or is on hold. A reason that only a newer version knows is
+/// shown by its name.
+pub(super) fn give_back_reason(topup: &TopupView) -> Option<&str> {
+    let name = topup.give_back_reason.as_deref()?;
+    Some(match name.parse::<GiveBackReason>() {
+        Ok(reason) => reason.told(),
+        Err(_) => name,
+    })
+}
+
 /// The give-back of a unit in words; `None` if its partner has not asked for it.
 pub fn give_back(topup: &TopupView) -> Option<String> {
     let state = topup.give_back.0.as_ref()?.told(|state| match state {
@@ -111,12 +121,7 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
     let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
         format!(", which was asked for at {}", minute(at))
     });
-    // A reason that only a newer version knows is shown by its name.
-    let reason = topup.give_back_reason.as_deref();
-    let reason = reason.map(|name| match name.parse::<GiveBackReason>() {
-        Ok(reason) => reason.told(),
-        Err(_) => name,
-    });
+    let reason = give_back_reason(topup);
     let said = topup.give_back_message.as_deref();
     let why: Vec<&str> = reason.into_iter().chain(said).collect();
     let why = if why.is_empty() {

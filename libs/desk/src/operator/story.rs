@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use domain::{Command, HistoryKind, Reason, Stored, StoredReason, standing::UnitState};
+use domain::{
+    Command, GiveBackState, HistoryKind, Reason, Stored, StoredReason, standing::UnitState,
+};
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
 use store::history::{self, HistoryRow, PlacementSnapshot};
@@ -12,12 +14,12 @@ use uuid::Uuid;
 
 use super::{
     orders::{OrderView, PlacementView, TopupView},
-    route::is_rerouted,
+    route::{give_back_reason, is_rerouted},
 };
 
 mod sentence;
 mod what;
-pub use sentence::{reason, sentence};
+pub use sentence::{reason, sentence, why_failed};
 pub use what::{MomentKind, StoryMoment, is_off_the_path, told};
 
 /// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
@@ -108,20 +110,7 @@ pub async fn timeline(
             },
         );
     }
-    for topup in &order.topups {
-        let topup_id = topup.topup_id.clone();
-        add(
-            topup.ready_at,
-            MomentKind::Ready {
-                topup_id: topup_id.clone(),
-            },
-        );
-        let due = MomentKind::Due {
-            placement_id: None,
-            topup_id: Some(topup_id),
-        };
-        add(topup.delivery_due_at, due);
-    }
+    moments.extend(order.topups.iter().flat_map(of_unit));
     moments.extend(failures(&mut *connection, order, &acted, &noted).await?);
     moments.extend(noted.iter().filter_map(|one| confirmed_before(one, order)));
     moments.extend(noted.into_iter().filter_map(moment_of));
@@ -130,6 +119,30 @@ pub async fn timeline(
     moments.extend(around(connection, order, &moments).await?);
     moments.sort_by_key(|moment| moment.at);
     Ok(moments)
+}
+
+/// What the row of a unit tells: when it was ready, that it was not given back, and what is due.
+fn of_unit(topup: &TopupView) -> impl Iterator<Item = StoryMoment> {
+    let topup_id = &topup.topup_id;
+    let is_refused = topup.give_back.known() == Some(GiveBackState::Refused);
+    let ready = MomentKind::Ready {
+        topup_id: topup_id.clone(),
+    };
+    let refused = MomentKind::NotGivenBack {
+        topup_id: topup_id.clone(),
+        reason: give_back_reason(topup).map(str::to_owned),
+    };
+    let due = MomentKind::Due {
+        placement_id: None,
+        topup_id: Some(topup_id.clone()),
+    };
+    let all = [
+        (topup.ready_at, ready),
+        (topup.give_back_ended_at.filter(|_| is_refused), refused),
+        (topup.delivery_due_at, due),
+    ];
+    let stored = all.into_iter();
+    stored.filter_map(|(at, what)| Some(StoryMoment { at: at?, what }))
 }
 
 /// Whether something was noted of the placement at this moment, which is that of a transaction.

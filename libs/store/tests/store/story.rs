@@ -115,6 +115,32 @@ async fn an_order_tells_its_story() {
     assert_eq!(webhooks.count(), 2, "{timeline:?}");
     assert!(timeline.is_sorted_by_key(|moment| moment.at));
 
+    // How often it was tried, and that an eSIM was not taken back, is said to the partner, too.
+    bench.sql("UPDATE deliveries SET attempt = 3").await;
+    bench
+        .sql(&format!(
+            "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, reason, give_back_asked_at, ended_at)
+             SELECT '{}', partner_id, '{PROVIDER}', 'refused', 'installed', now(), now() FROM orders",
+            topups[0]
+        ))
+        .await;
+    let (told, timeline) = sentence().await;
+    assert!(told.contains("last responded 503 in attempt 3"), "{told}");
+    assert!(
+        told.ends_with(
+            "; your request to give 1 of the 2 eSIMs back was refused (the eSIM is installed), so it stays with you."
+        ),
+        "{told}"
+    );
+    let refused = MomentKind::NotGivenBack {
+        topup_id: topups[0].to_string(),
+        reason: Some("the eSIM is installed".to_owned()),
+    };
+    assert!(
+        timeline.iter().any(|moment| moment.what == refused),
+        "{timeline:?}"
+    );
+
     // Without the breakdown, a mixture of states would read as one.
     bench.sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE delivery_id = (SELECT min(delivery_id::text)::uuid FROM deliveries)").await;
     let (told, _) = sentence().await;

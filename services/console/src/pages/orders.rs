@@ -14,7 +14,7 @@ use desk::{
         options,
         order_list::{self, Contents, OrderFilter, OrderListEntry},
         orders::{self, UndeliveredCounts},
-        story::reason,
+        story::{reason, why_failed},
     },
     self_service::OrderState,
 };
@@ -62,6 +62,8 @@ struct Page {
     products: Vec<String>,
     rows: Vec<Row>,
     foot: String,
+    /// The file of the eSIMs that failed.
+    failed: String,
 }
 
 struct Row {
@@ -255,6 +257,7 @@ pub(crate) async fn show(
         foot: list.foot(orders.len(), &span, ("order", "orders")),
         providers: found.providers,
         products: found.products,
+        failed: lists::with("/failed-esims.csv", query, &[("before", "")]),
         list,
     })
 }
@@ -311,4 +314,48 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         &head,
         found.page.orders.iter().map(row),
     ))
+}
+
+/// The failed eSIMs of the newest orders of these filters, one a line, as CSV for their partners.
+pub(crate) async fn failed_csv(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
+    let orders = &found.page.orders;
+    let orders: HashMap<Uuid, &OrderListEntry> = orders
+        .iter()
+        .map(|one| (one.order_id.uuid(), one))
+        .collect();
+    let failed = orders.values().filter(|one| one.failed > 0);
+    let ids: Vec<Uuid> = failed.map(|one| one.order_id.uuid()).collect();
+    let read =
+        async |connection: &mut PgConnection| order_list::failed_units(connection, &ids).await;
+    let units = app.database().run(read).await?;
+    let head = [
+        "failed_utc",
+        "topup_id",
+        "option",
+        "reason",
+        "external_order_id",
+        "order_id",
+        "received_utc",
+        "partner",
+        "partner_id",
+    ];
+    let rows = units.iter().filter_map(|unit| {
+        let order = orders.get(&unit.order_id)?;
+        Some([
+            lists::instant(unit.failed_at.unwrap_or(order.created_at)),
+            unit.topup_id.clone(),
+            unit.option.clone(),
+            why_failed(unit.code.into_iter()).to_owned(),
+            order.external_order_id.clone(),
+            order.order_id.to_string(),
+            lists::instant(order.created_at),
+            order.partner.clone().unwrap_or_default(),
+            order.partner_id.to_string(),
+        ])
+    });
+    Ok(lists::csv("failed-esims", &head, rows))
 }

@@ -61,6 +61,12 @@ fn told(what: MomentKind, order: &OrderView) -> Told {
             let unit = unit(order, &topup_id);
             (StepResult::Well, format!("{unit} is ready"))
         }
+        MomentKind::NotGivenBack { topup_id, reason } => {
+            let unit = unit(order, &topup_id);
+            let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+            let text = format!("the give-back of {unit} was refused{why}");
+            (StepResult::Badly, text)
+        }
         MomentKind::Webhook {
             topup_id,
             kind,

@@ -69,6 +69,60 @@ async fn orders_are_listed_by_partner_state_and_time_and_as_csv() {
     bench.stop().await;
 }
 
+#[tokio::test]
+async fn each_failed_esim_is_a_line_of_a_file_for_its_partner() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query(
+        "WITH failed AS (UPDATE placements SET state = 'failed', reason = 'rejected: no stock at sandbox'
+                         WHERE state = 'parked' RETURNING placement_id)
+         UPDATE topups SET state = 'failed' WHERE placement_id IN (SELECT placement_id FROM failed)",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let failed: String = sqlx::query_scalar("SELECT topup_id FROM topups WHERE state = 'failed'")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let page = text(&mut browser, "/orders?state=failed").await;
+    assert!(
+        page.contains("href=\"/failed-esims.csv?state=failed\""),
+        "{page}"
+    );
+    let csv = text(&mut browser, "/failed-esims.csv?state=failed").await;
+    assert_eq!(csv.lines().count(), 2, "{csv}");
+    let row = csv.lines().nth(1).unwrap();
+    assert!(
+        row.contains(&format!("Z,{failed},ready,the provider rejected")),
+        "{row}"
+    );
+    assert!(
+        row.contains(",parked,") && !csv.contains("sandbox"),
+        "{csv}"
+    );
+    bench.stop().await;
+}
+
+/// The clock that makes ids may be ahead of that which stores when an order was received.
+#[tokio::test]
+async fn the_time_that_is_shown_decides_which_orders_fit() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let until: String = sqlx::query_scalar(
+        "WITH moved AS (UPDATE orders SET created_at = created_at - interval '4 minutes' RETURNING created_at)
+         SELECT to_char(max(created_at) AT TIME ZONE 'UTC' + interval '1 minute', 'YYYY-MM-DD\"T\"HH24:MI') FROM moved",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    let csv = text(&mut browser, &format!("/orders.csv?until={until}")).await;
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    bench.stop().await;
+}
+
 /// Stores copies of an order, one a second before the other.
 async fn copies(connection: &mut PgConnection, order: Uuid, number: i32) {
     sqlx::query(

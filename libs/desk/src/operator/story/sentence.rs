@@ -1,6 +1,7 @@
 //! The state of an order in one sentence, for its partner.
 
 use domain::{
+    GiveBackState,
     reason::ReasonCode,
     standing::{EndpointState, Hold, Standing},
 };
@@ -13,6 +14,7 @@ use crate::{
         minute::minute,
         order_list::OrderListEntry,
         orders::{OrderView, TopupView, UnitWebhook},
+        route::give_back_reason,
     },
     self_service::OrderState,
 };
@@ -78,11 +80,20 @@ fn next(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -> Strin
     }
 }
 
+/// Which attempt was the last one, if it was not the first.
+fn retried(attempts: i32) -> String {
+    match attempts {
+        ..2 => String::new(),
+        several => format!(" in attempt {several}"),
+    }
+}
+
 /// What an endpoint last responded.
 fn response(sent: &UnitWebhook<'_>) -> String {
+    let retried = retried(sent.attempts);
     match (sent.status, sent.error) {
-        (Some(status), _) => format!("your endpoint last responded {status}"),
-        (None, Some(error)) => format!("the last attempt failed: {error}"),
+        (Some(status), _) => format!("your endpoint last responded {status}{retried}"),
+        (None, Some(error)) => format!("the last attempt failed{retried}: {error}"),
         (None, None) => "no attempt was acknowledged".to_owned(),
     }
 }
@@ -104,7 +115,7 @@ fn to_endpoint(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -
             let at = sent
                 .delivered_at
                 .map_or_else(String::new, |at| format!(" at {}", minute(at)));
-            format!("delivered to {to}{at}")
+            format!("delivered to {to}{at}{}", retried(sent.attempts))
         }
         Standing::SentAgain => {
             format!("delivered to {to} before, and being sent there again")
@@ -148,6 +159,43 @@ fn to_endpoint(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -
     }
 }
 
+/// The attempt in which units are bought: the last one of their purchases.
+fn bought_by(order: &OrderView, units: &[&TopupView]) -> i32 {
+    let mine = order.placements.iter().filter(|one| {
+        let mut units = units.iter();
+        units.any(|unit| unit.placement_id == one.placement_id)
+    });
+    mine.map(|one| one.attempt).max().unwrap_or_default()
+}
+
+/// That the provider did not take units back, if the partner has asked for that.
+fn not_given_back(order: &OrderView) -> Option<String> {
+    let is_refused = |one: &&TopupView| one.give_back.known() == Some(GiveBackState::Refused);
+    let refused: Vec<&TopupView> = order.topups.iter().filter(is_refused).collect();
+    let mut reasons: Vec<&str> = refused
+        .iter()
+        .filter_map(|one| give_back_reason(one))
+        .collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let why = match reasons.join("; ") {
+        none if none.is_empty() => none,
+        some => format!(" ({some})"),
+    };
+    match (refused.len(), order.topups.len()) {
+        (0, _) => None,
+        (1, 1) => Some(format!(
+            "your request to give it back was refused{why}, so it stays with you"
+        )),
+        (1, all) => Some(format!(
+            "your request to give 1 of the {all} eSIMs back was refused{why}, so it stays with you"
+        )),
+        (some, all) => Some(format!(
+            "your requests to give {some} of the {all} eSIMs back were refused{why}, so they stay with you"
+        )),
+    }
+}
+
 /// What a group of units of an order is at, for the partner.
 #[expect(
     clippy::too_many_lines,
@@ -185,7 +233,9 @@ fn told(
                 };
                 format!(", {last}at {}", minute(at))
             });
-            format!("{is} ready and delivered to your endpoint{at}")
+            let attempts = sent.iter().map(|one| one.attempts).max();
+            let retried = retried(attempts.unwrap_or_default());
+            format!("{is} ready and delivered to your endpoint{at}{retried}")
         }
         Standing::SentAgain => {
             let held = match order.endpoint.known() {
@@ -225,7 +275,10 @@ fn told(
                 "{is} ready and {waits} for a webhook URL in your account; you can look the eSIM up"
             )
         }
-        Standing::Waiting => format!("{is} being bought or prepared by the provider"),
+        Standing::Waiting => format!(
+            "{is} being bought or prepared by the provider{}",
+            retried(bought_by(order, units))
+        ),
         Standing::Stopped(_) => format!(
             "{is} accepted and not lost, but buying at the provider is stopped at the moment; we go on as soon as that is possible again"
         ),
@@ -294,7 +347,7 @@ fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> S
 const ON_HOLD: &str = "we are clarifying the purchase with the provider";
 
 /// Why units failed, for the partner.
-fn why_failed(mut codes: impl Iterator<Item = ReasonCode>) -> &'static str {
+pub fn why_failed(mut codes: impl Iterator<Item = ReasonCode>) -> &'static str {
     if codes.all(|code| code == ReasonCode::GivenUp) {
         "the provider does not have the purchase, or has refunded it"
     } else {
@@ -401,6 +454,7 @@ pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
             };
             format!("{which} {what}")
         })
+        .chain(not_given_back(order))
         .collect();
     format!("{head}: {}.", parts.join("; "))
 }

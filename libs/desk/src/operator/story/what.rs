@@ -85,6 +85,11 @@ pub enum MomentKind {
     },
     /// The profile of a unit was stored.
     Ready { topup_id: String },
+    /// The provider did not take a unit back.
+    NotGivenBack {
+        topup_id: String,
+        reason: Option<String>,
+    },
     /// An attempt to send a webhook.
     Webhook {
         topup_id: Option<String>,
@@ -215,6 +220,7 @@ pub fn told(what: &MomentKind) -> Option<String> {
         | MomentKind::Cancelled
         | MomentKind::Acted { .. }
         | MomentKind::Ready { .. }
+        | MomentKind::NotGivenBack { .. }
         | MomentKind::Webhook { .. }
         | MomentKind::Due { .. }
         | MomentKind::Erased => return None,
