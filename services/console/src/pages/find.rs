@@ -293,7 +293,7 @@ async fn read(
     });
     let meant_refused = found.meant_refused.into_iter().map(|id| Meant {
         path: address("/find", [("q", id.as_str())]),
-        why: "a request that was refused; one character of its order id differs".to_owned(),
+        why: "a request that was refused; its order id is nearly the same".to_owned(),
         name: id,
         state: "refused",
         class: "note",

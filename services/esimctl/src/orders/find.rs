@@ -39,7 +39,7 @@ pub async fn run(asked: &FindArgs, console: &Console) -> anyhow::Result<()> {
         let meant: Vec<&String> = meant.chain(&hits.meant_refused).collect();
         if !meant.is_empty() {
             bail!(
-                "nothing has the id or name {:?}; these differ in one character: {meant:?}",
+                "nothing has the id or name {:?}; these are nearly the same: {meant:?}",
                 asked.id
             );
         }
