@@ -340,7 +340,8 @@ pub async fn failed_units(
     orders: &[Uuid],
 ) -> Result<Vec<FailedUnit>> {
     let query = sqlx::query!(
-        r#"SELECT p.order_id, t.topup_id, coalesce(o.name, t.provider_option_id) AS "option!",
+        r#"SELECT p.order_id, t.topup_id,
+                  coalesce((SELECT name FROM options o WHERE o.option_id = t.option_id), t.provider_option_id) AS "option!",
                   coalesce(t.reason, p.reason) AS reason,
                   coalesce((SELECT max(h.at) FROM history h
                             WHERE h.order_id = p.order_id AND h.placement_id = p.placement_id
@@ -349,7 +350,6 @@ pub async fn failed_units(
            FROM placements p
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
-           LEFT JOIN options o ON o.option_id = t.option_id
            WHERE p.order_id = ANY ($1) AND t.state = 'failed' AND e.ready_at IS NULL AND NOT may_be_refused(p.order_id)
            ORDER BY p.order_id DESC, t.topup_id"#,
         orders,

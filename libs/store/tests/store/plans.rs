@@ -146,7 +146,7 @@ const PER_SYSTEM: [(&str, &str); 55] = rows! {
     "WHERE state = $1 AND provider = '' AND at >= $5" => "an operator's list";
     "WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 100" => "the tabs of an operator's list";
     "FROM unnest($1::text[]) AS asked (name)" => "the page of an order: what befell its providers and endpoints";
-    "WHERE starts_with(external_order_id, $5)" => "an operator's search by the beginning of an id";
+    "WHERE starts_with(lower(translate(external_order_id" => "an operator's search by the beginning of an id";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
     "FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id" => "the health of the system: webhooks that no sweep has passed";
     "FROM (SELECT placement_id, provider, state, created_at FROM placements" => "the health of the system: purchases that no sweep has passed";

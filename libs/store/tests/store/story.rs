@@ -10,7 +10,7 @@ use desk::operator::{
     story::{self, MomentKind},
 };
 use domain::{
-    PartnerId,
+    PartnerId, TopupId,
     placement::Resolution,
     standing::{NextActor, Standing},
 };
@@ -34,6 +34,16 @@ impl Bench {
         )
         .await;
     }
+}
+
+/// The provider does not take a unit back, because it is installed.
+async fn not_taken_back(bench: &Bench, topup: &TopupId) {
+    bench
+        .sql(&format!(
+            "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, reason, give_back_asked_at, ended_at)
+             SELECT '{topup}', partner_id, '{PROVIDER}', 'refused', 'installed', now(), now() FROM orders"
+        ))
+        .await;
 }
 
 #[tokio::test]
@@ -117,13 +127,7 @@ async fn an_order_tells_its_story() {
 
     // How often it was tried, and that an eSIM was not taken back, is said to the partner, too.
     bench.sql("UPDATE deliveries SET attempt = 3").await;
-    bench
-        .sql(&format!(
-            "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, reason, give_back_asked_at, ended_at)
-             SELECT '{}', partner_id, '{PROVIDER}', 'refused', 'installed', now(), now() FROM orders",
-            topups[0]
-        ))
-        .await;
+    not_taken_back(&bench, &topups[0]).await;
     let (told, timeline) = sentence().await;
     assert!(told.contains("last responded 503 in attempt 3"), "{told}");
     assert!(
