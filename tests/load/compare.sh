@@ -1,4 +1,4 @@
-# Building and measuring one revision, for tests/load/compare. Source it after deploy/local/lib.sh.
+# Building and measuring one revision, for tests/load/compare. Source it after deploy/local/lib.sh and servers.sh.
 # shellcheck shell=bash disable=SC2154  # tests/load/compare sets build, seconds, latency and train
 
 WORKS=(rate at-once 64 256 idle)
@@ -61,11 +61,25 @@ generator() {
   GENERATOR=${CARGO_TARGET_DIR:-$ROOT/target}/$build/load
 }
 
-# `slow_flushes MS`: a library that makes each flush of a process take so much longer.
+# `slow_flushes MS`: PG_BIN becomes a folder whose postgres loads a library that makes each flush take so much longer. A
+# wrapper, because deploy/local passes no LD_PRELOAD on, and that of an earlier revision cannot be changed.
 slow_flushes() {
+  local program real=${PG_BIN:-$(find_postgres)}
   need cc build-essential
   SLOW_FLUSHES=$LOCAL_DIR/slow_flushes.so
   cc -O2 -shared -fPIC -DMILLISECONDS="$1" -o "$SLOW_FLUSHES" "$ROOT/tests/load/slow_flushes.c"
+  export PG_BIN=$LOCAL_DIR/slow-postgres
+  rm -rf "$PG_BIN" && mkdir "$PG_BIN"
+  for program in "$real"/*; do ln -s "$program" "$PG_BIN/"; done
+  rm "$PG_BIN/postgres"
+  printf '#!/bin/sh\nLD_PRELOAD=%s exec %s/postgres "$@"\n' "$SLOW_FLUSHES" "$real" >"$PG_BIN/postgres"
+  chmod a+x "$PG_BIN/postgres"
+}
+
+# `flushes_slowly KEY`: fails if the running PostgreSQL does not have the library, because then nothing is slower.
+flushes_slowly() {
+  grep -q "$SLOW_FLUSHES" "/proc/$(<"$LOCAL_DIR/systems/$1/run/postgres.pid")/maps" ||
+    fail "the PostgreSQL of $1 runs without $SLOW_FLUSHES, so its flushes are not slower"
 }
 
 # `system KEY up|down ARGUMENT…`: the system of a revision, started by its own scripts with its own programs.
@@ -75,7 +89,6 @@ system() {
     unset ENV_FILE BIN_DIR
     export CARGO_TARGET_DIR=$LOCAL_DIR/programs/$1-$RECIPE LOCAL_DIR=$LOCAL_DIR/systems/$1
     mkdir -p "$LOCAL_DIR/log"
-    [[ -z ${SLOW_FLUSHES-} || $2 != up ]] || export LD_PRELOAD=$SLOW_FLUSHES
     "deploy/local/$2" "${@:3}"
   ) >>"$LOCAL_DIR/log/systems.log" 2>&1 || [[ $2 == down ]] || fail "the system of $1 does not start; see $LOCAL_DIR/log/systems.log"
 }
@@ -93,6 +106,7 @@ measure() {
   esac
   system "$1" down --wipe
   PLACEMENT_WAIT=$wait system "$1" up --no-build "${release[@]}"
+  [[ -z ${SLOW_FLUSHES-} ]] || flushes_slowly "$1"
   # No order needs it.
   system "$1" down console
   (
