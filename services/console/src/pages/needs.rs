@@ -333,7 +333,8 @@ mod tests {
         for found in samples(AT) {
             for role in [OperatorRole::Support, OperatorRole::Operator] {
                 let session = session(role);
-                let (matter, line) = (matter(&found, &session, AT), issue(&found, &session));
+                let matter = matter(&found, &session, AT);
+                let line = issue(&found, &session);
                 let leads = matter.link.is_some() || matter.form.is_some();
                 let has_shell = role == OperatorRole::Operator;
                 assert!(matter.command.is_none() || has_shell && !leads, "{found:?}");
