@@ -106,9 +106,13 @@ TABLE esim_requests
     ended_at timestamp with time zone
     reported_at timestamp with time zone
     reports integer NOT NULL DEFAULT 0
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
+    reached text[] NOT NULL DEFAULT '{}'::text[]
+    poll_at timestamp with time zone
+    polled_at timestamp with time zone
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
+    CREATE INDEX esim_requests_polls ON public.esim_requests USING btree (provider, poll_at) WHERE (poll_at IS NOT NULL)
     POLICY all_rows USING true WITH CHECK true
 
 TABLE esims
@@ -127,6 +131,7 @@ TABLE esims
     CREATE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
     CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
+    CREATE TRIGGER esim_returned AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION esim_returned()
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)
 
@@ -149,6 +154,7 @@ TABLE held
     CONSTRAINT held_pkey PRIMARY KEY (id)
     CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
     CREATE INDEX held_state ON public.held USING btree (state, provider, at)
+    CREATE TRIGGER placement_held AFTER INSERT ON public.held FOR EACH ROW WHEN ((new.state = 'parked'::text)) EXECUTE FUNCTION placement_held()
     POLICY held_of_stage USING 
 CASE CURRENT_USER
     WHEN 'esim_provisioner'::name THEN (state = 'parked'::text)
@@ -302,6 +308,7 @@ TABLE orders
     CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
+    CREATE TRIGGER order_cancelled AFTER UPDATE OF cancelled_at ON public.orders FOR EACH ROW WHEN (((new.cancelled_at IS NOT NULL) AND (old.cancelled_at IS NULL))) EXECUTE FUNCTION order_cancelled()
     POLICY all_rows USING true WITH CHECK true
 
 TABLE partner_endpoints
@@ -336,7 +343,8 @@ END) STORED
     told_at timestamp with time zone
     exhausted_told_at timestamp with time zone
     unproven_since timestamp with time zone
-    CONSTRAINT partner_endpoints_bounds CHECK (((LEAST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND ('0001-01-01 00:00:00+00'::timestamp with time zone <= ALL (secret_ends)) AND ('9999-12-31 00:00:00+00'::timestamp with time zone >= ALL (secret_ends)) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(headers), octet_length(code_digest), octet_length(told), pg_column_size(events), pg_column_size(secrets), pg_column_size(secret_ends)) <= 100000)))
+    polls_up_to timestamp with time zone
+    CONSTRAINT partner_endpoints_bounds CHECK (((LEAST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since, polls_up_to) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since, polls_up_to) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND ('0001-01-01 00:00:00+00'::timestamp with time zone <= ALL (secret_ends)) AND ('9999-12-31 00:00:00+00'::timestamp with time zone >= ALL (secret_ends)) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(headers), octet_length(code_digest), octet_length(told), pg_column_size(events), pg_column_size(secrets), pg_column_size(secret_ends)) <= 100000))) NOT VALID
     CONSTRAINT partner_endpoints_first CHECK (((nth = 0) = (endpoint_id = partner_id)))
     CONSTRAINT partner_endpoints_pkey PRIMARY KEY (endpoint_id)
     CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
@@ -472,7 +480,8 @@ TABLE providers
     balance_at timestamp with time zone
     shows_usage boolean
     takes_back boolean
-    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint))))
+    polled_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at, polled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at, polled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
     CONSTRAINT providers_pkey PRIMARY KEY (name)
     POLICY all_rows USING true WITH CHECK true
 
@@ -634,6 +643,26 @@ AS $function$
            OR EXISTS (SELECT FROM operator_sessions WHERE name = asked_name AND ends_at > now())
 $function$
 
+CREATE OR REPLACE FUNCTION public.begin_reading(of_topup text)
+ RETURNS TABLE(reached text[], age double precision)
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM FROM topups t JOIN placements p ON p.placement_id = t.placement_id JOIN orders o ON o.order_id = p.order_id
+    WHERE t.topup_id = of_topup AND o.erased_at IS NULL
+    FOR KEY SHARE OF o;
+    IF FOUND THEN
+        RETURN QUERY
+            SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8
+            FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
+            WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
+            FOR UPDATE OF r;
+    END IF;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.channel_moved()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -778,6 +807,18 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.esim_returned()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM make_events('esim.returned', NEW.topup_id);
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.events_of_topup(topup_id text)
  RETURNS uuid[]
  LANGUAGE sql
@@ -823,14 +864,14 @@ BEGIN
         SELECT FROM further_deliveries f
         LEFT JOIN deliveries d ON d.delivery_id = f.delivery_id
         WHERE f.topup_id = NEW.topup_id AND f.delivery_id = NEW.delivery_id
-          AND (d.topup_id = f.topup_id AND d.endpoint_id IS NOT NULL
+          AND (d.topup_id = f.topup_id AND (d.endpoint_id IS NOT NULL OR d.kind <> 'topup.ready')
                AND NOT EXISTS (SELECT FROM partner_endpoints e
                                WHERE e.endpoint_id = d.endpoint_id AND e.partner_id <> d.partner_id)
                AND d.partner_id = (SELECT p.partner_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
                                    WHERE t.topup_id = f.topup_id)) IS NOT TRUE
     ) THEN
-        RAISE EXCEPTION 'delivery % is not one of topup % to a further endpoint of its partner', NEW.delivery_id, NEW.topup_id
-            USING ERRCODE = 'check_violation';
+        RAISE EXCEPTION 'delivery % is not an event about topup % or one of it to a further endpoint of its partner',
+            NEW.delivery_id, NEW.topup_id USING ERRCODE = 'check_violation';
     END IF;
     RETURN NULL;
 END
@@ -843,15 +884,19 @@ CREATE OR REPLACE FUNCTION public.is_pointless(kind text, events text[], topup_i
 AS $function$
     SELECT kind <> 'topup.ready' AND (
         kind NOT LIKE 'notice.%' AND kind <> ALL (events)
-        OR topup_id IS NOT NULL AND (is_of_its_order AND refused_at IS NULL) IS NOT TRUE
-        OR kind = 'topup.failed' AND (topup_state = 'failed' AND ready_at IS NULL) IS NOT TRUE)
+        OR topup_id IS NOT NULL AND (is_of_its_order AND (refused_at IS NULL OR kind = 'order.cancelled')) IS NOT TRUE
+        OR kind = 'order.cancelled' AND refused_at IS NULL
+        OR kind = 'topup.failed' AND (topup_state = 'failed' AND ready_at IS NULL) IS NOT TRUE
+        OR kind = 'topup.on_hold' AND (topup_state = 'failed' OR ready_at IS NOT NULL))
 $function$
 
 CREATE OR REPLACE FUNCTION public.is_unconfirmed(kind text, refused_at timestamp with time zone, answer_by timestamp with time zone)
  RETURNS boolean
  LANGUAGE sql
  STABLE PARALLEL SAFE
-AS $function$ SELECT kind <> 'topup.ready' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $function$
+AS $function$
+    SELECT kind NOT IN ('topup.ready', 'order.cancelled') AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false))
+$function$
 
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
@@ -859,34 +904,29 @@ CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  IMMUTABLE PARALLEL SAFE
 RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'look_up'::text ELSE 'collect'::text END
 
-CREATE OR REPLACE FUNCTION public.make_events(of_kind text, of_topup text)
+CREATE OR REPLACE FUNCTION public.make_events(of_kind text, of_topup text, detail text DEFAULT NULL::text, says jsonb DEFAULT NULL::jsonb)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
-    -- Otherwise an erasure would not find it.
-    IF derived_id(of_kind, of_topup) <> ALL (events_of_topup(of_topup)) THEN
-        RAISE EXCEPTION 'the function events_of_topup does not name the kind %', of_kind
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
     WITH wanted AS (
         SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
         FROM topups t
         JOIN placements p ON p.placement_id = t.placement_id
         JOIN orders o ON o.order_id = p.order_id
         JOIN partner_endpoints e ON e.partner_id = o.partner_id
-        WHERE t.topup_id = of_topup AND o.refused_at IS NULL AND of_kind = ANY (e.events)
+        WHERE t.topup_id = of_topup AND (o.refused_at IS NULL OR of_kind = 'order.cancelled') AND of_kind = ANY (e.events)
     ), created AS (
-        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-        SELECT derived_id(of_kind, of_topup || coalesce(' ' || endpoint_id::text, '')), partner_id, of_kind, of_topup, order_id,
-               endpoint_id
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id, notice)
+        SELECT derived_id(of_kind, concat_ws(' ', of_topup, detail, endpoint_id)), partner_id, of_kind, of_topup, order_id,
+               endpoint_id, says
         FROM wanted
         ON CONFLICT DO NOTHING
         RETURNING delivery_id, endpoint_id
     ), linked AS (
         INSERT INTO further_deliveries (topup_id, delivery_id)
-        SELECT of_topup, delivery_id FROM created WHERE endpoint_id IS NOT NULL
+        SELECT of_topup, delivery_id FROM created
         ON CONFLICT DO NOTHING
     )
     INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -962,6 +1002,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.order_cancelled()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM make_events('order.cancelled', min(t.topup_id), NULL, jsonb_build_object('units', count(*)))
+    FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+    WHERE p.order_id = NEW.order_id;
+    RETURN NULL;
+END
+$function$
+
 VIEW order_deliveries WITH (security_invoker=true) AS
  SELECT p.order_id,
     t.topup_id,
@@ -969,7 +1023,7 @@ VIEW order_deliveries WITH (security_invoker=true) AS
    FROM (((placements p
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
-     CROSS JOIN LATERAL unnest(((e.delivery_id || events_of_topup(t.topup_id)) || ARRAY( SELECT f.delivery_id
+     CROSS JOIN LATERAL unnest((e.delivery_id || ARRAY( SELECT f.delivery_id
            FROM further_deliveries f
           WHERE (f.topup_id = t.topup_id)))) named(delivery_id))
   WHERE (named.delivery_id IS NOT NULL);
@@ -1008,6 +1062,97 @@ VIEW partner_units WITH (security_invoker=true) AS
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
      LEFT JOIN deliveries d ON (((d.delivery_id = e.delivery_id) AND (d.partner_id = o.partner_id))));
+
+CREATE OR REPLACE FUNCTION public.placement_held()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM make_events('topup.on_hold', t.topup_id)
+    FROM topups t LEFT JOIN esims e ON e.topup_id = t.topup_id
+    WHERE t.placement_id = NEW.id AND t.state = 'pending' AND e.ready_at IS NULL;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.poll_esims(of_provider text, per_hour integer)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    used_until timestamptz;
+    budget bigint;
+    wishes text[] := '{esim.installed,esim.first_used,esim.low_data,esim.used_up,esim.expiring,esim.expired}';
+    wish record;
+    walked timestamptz;
+    polled bigint;
+BEGIN
+    SELECT greatest(polled_at, now() - interval '5 minutes') INTO used_until FROM providers WHERE name = of_provider
+    FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    FOR wish IN
+        SELECT endpoint_id, partner_id, polls_up_to FROM partner_endpoints
+        WHERE purpose = 'webhooks' AND (events && wishes OR polls_up_to IS NOT NULL)
+        FOR NO KEY UPDATE SKIP LOCKED
+    LOOP
+        IF NOT EXISTS (SELECT FROM partner_endpoints WHERE endpoint_id = wish.endpoint_id AND events && wishes) THEN
+            UPDATE partner_endpoints SET polls_up_to = NULL WHERE endpoint_id = wish.endpoint_id;
+            CONTINUE;
+        END IF;
+        WITH delivered AS MATERIALIZED (
+            SELECT topup_id, created_at FROM deliveries
+            WHERE partner_id = wish.partner_id AND created_at > wish.polls_up_to AND created_at < now() - interval '1 minute'
+              AND kind = 'topup.ready' AND endpoint_id IS NULL
+            ORDER BY created_at FETCH FIRST 1000 ROWS WITH TIES
+        ), followed AS (
+            INSERT INTO esim_requests AS r (topup_id, partner_id, provider, poll_at)
+            SELECT d.topup_id, wish.partner_id, e.provider, now()
+            FROM delivered d JOIN esims e ON e.topup_id = d.topup_id
+            WHERE e.ready_at IS NOT NULL AND e.erased_at IS NULL AND e.returned_at IS NULL
+            ON CONFLICT (topup_id) DO UPDATE SET poll_at = now() WHERE r.poll_at IS NULL
+        )
+        SELECT max(created_at) INTO walked FROM delivered;
+        IF walked IS NOT NULL OR wish.polls_up_to IS NULL THEN
+            UPDATE partner_endpoints SET polls_up_to = coalesce(walked, now() - interval '1 minute')
+            WHERE endpoint_id = wish.endpoint_id;
+        END IF;
+    END LOOP;
+    budget := floor(extract(epoch FROM now() - used_until) * per_hour / 3600);
+    IF budget < 1 THEN
+        RETURN 0;
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT r.topup_id FROM esim_requests r
+        WHERE r.provider = of_provider AND r.poll_at <= now()
+        ORDER BY r.poll_at LIMIT budget FOR UPDATE SKIP LOCKED
+    ), followed AS MATERIALIZED (
+        -- A question that has no answer is asked again after a day, unless its answer says another time.
+        UPDATE esim_requests r
+        SET poll_at = CASE WHEN e.topup_id IS NOT NULL THEN now() + interval '1 day' END,
+            polled_at = CASE WHEN e.topup_id IS NOT NULL THEN now() END
+        FROM chosen c LEFT JOIN esims e
+            ON e.topup_id = c.topup_id AND e.erased_at IS NULL AND e.returned_at IS NULL AND EXISTS (
+                SELECT FROM esim_requests q JOIN partner_endpoints n ON n.partner_id = q.partner_id
+                WHERE q.topup_id = c.topup_id AND n.polls_up_to IS NOT NULL)
+        WHERE r.topup_id = c.topup_id
+        RETURNING r.topup_id, r.provider, r.partner_id, r.polled_at
+    )
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT derived_id('report', topup_id), 'usage', provider, topup_id, partner_id, now() FROM followed
+    WHERE polled_at IS NOT NULL
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS polled = ROW_COUNT;
+    -- What is not used of the budget is kept for five minutes.
+    UPDATE providers SET polled_at = used_until + make_interval(secs => polled * 3600.0 / per_hour) WHERE name = of_provider;
+    RETURN polled;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.refuse_order(refused_order uuid, is_cancelled boolean)
  RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text, reason text)
@@ -1223,6 +1368,20 @@ BEGIN
     WHERE o.option_id = of_option AND o.provider <> at_provider
       AND seen = jsonb_build_object('provider', o.provider, 'provider_option_id', o.provider_option_id) || o.alternatives;
     RETURN FOUND;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.tell_of_use(of_topup text, of_kind text, threshold text, says jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF of_kind NOT LIKE 'esim.%' OR of_kind = 'esim.returned' THEN
+        RAISE EXCEPTION 'an event % does not follow from the use of an eSIM', of_kind USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    PERFORM make_events(of_kind, of_topup, threshold, says);
 END
 $function$
 

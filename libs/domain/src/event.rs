@@ -11,6 +11,24 @@ pub enum EventKind {
     TopupReady,
     /// A topup will never be ready.
     TopupFailed,
+    /// It is not certain what became of the purchase of a topup, so a person looks into it.
+    TopupOnHold,
+    /// An order was cancelled, so nothing of it was bought.
+    OrderCancelled,
+    /// The first sign that an eSIM is installed on a device.
+    EsimInstalled,
+    /// The first data was used.
+    EsimFirstUsed,
+    /// A share of the data is used. It is told for each threshold.
+    EsimLowData,
+    /// All data is used.
+    EsimUsedUp,
+    /// The plan ends in three days, or in one.
+    EsimExpiring,
+    /// The plan has ended.
+    EsimExpired,
+    /// The provider has the eSIM back.
+    EsimReturned,
     /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
     /// invalid.
     KeyExpiring,
@@ -26,6 +44,15 @@ impl EventKind {
         match self {
             Self::TopupReady => "topup.ready",
             Self::TopupFailed => "topup.failed",
+            Self::TopupOnHold => "topup.on_hold",
+            Self::OrderCancelled => "order.cancelled",
+            Self::EsimInstalled => "esim.installed",
+            Self::EsimFirstUsed => "esim.first_used",
+            Self::EsimLowData => "esim.low_data",
+            Self::EsimUsedUp => "esim.used_up",
+            Self::EsimExpiring => "esim.expiring",
+            Self::EsimExpired => "esim.expired",
+            Self::EsimReturned => "esim.returned",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
         }
@@ -34,10 +61,7 @@ impl EventKind {
     /// Whether partners choose if they get it, at each of their endpoints. A test is not a choice,
     /// because the partner requests each one.
     const fn is_choice(self) -> bool {
-        match self {
-            Self::TopupFailed | Self::KeyExpiring => true,
-            Self::TopupReady | Self::WebhookTest => false,
-        }
+        !matches!(self, Self::TopupReady | Self::WebhookTest)
     }
 
     /// The kind of this name.

@@ -1,5 +1,6 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, that of a give-back and that of an endpoint, the kinds of what is remembered,
+//! placement, that of a give-back and that of an endpoint, what is told of the use of an eSIM, the
+//! kinds of what is remembered,
 //! the rotation of secrets, the names of lanes, what an order agrees about its units, how it is cut
 //! into purchases, the standard fields of a product, the text forms of an eSIM profile, and keys
 //! that JSON repeats.
@@ -14,6 +15,7 @@ pub mod cut;
 pub mod distinct;
 pub mod endpoint;
 mod endpoint_key;
+pub mod esim_use;
 pub mod event;
 pub mod give_back;
 mod history;
@@ -34,6 +36,7 @@ pub mod webhook_id;
 pub use agreed::{Agreed, StoredAgreed, UnreadableTerms};
 pub use command::Command;
 pub use endpoint_key::EndpointKey;
+pub use esim_use::Reading;
 pub use give_back::GiveBackState;
 pub use history::HistoryKind;
 pub use ids::{

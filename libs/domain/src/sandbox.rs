@@ -4,7 +4,7 @@
 
 /// The name of each option with what a partner sees after it has ordered it. `esim-partner trigger`
 /// expects a 422 if the text begins with one.
-pub const OPTIONS: [(&str, &str); 19] = [
+pub const OPTIONS: [(&str, &str); 20] = [
     ("ready", "201, and the webhook at once"),
     ("delayed", "201, and the webhook about 2 s later"),
     (
@@ -54,6 +54,10 @@ pub const OPTIONS: [(&str, &str); 19] = [
     (
         "in-use",
         "201, and the webhook at once; the eSIM is installed and has used 1.5 of 5 GB, so it cannot be given back",
+    ),
+    (
+        "runs-out",
+        "201, and the webhook at once; the eSIM is installed, has used a tenth of its data, and more in each step of 5 minutes: 80 %, 95 %, all; it ends after 19 minutes. Ask for its usage to have it read at once",
     ),
     (
         "return-lost",

@@ -14,30 +14,18 @@
 
 use std::time::Duration;
 
+pub use domain::Reading;
 use domain::{
     GiveBackState, Iccid, OrderId, PartnerId, TopupId,
     give_back::{GiveBack, GiveBackEvent},
 };
-use pg::{Error, Result, Transaction, TransactionEnd, age, seconds, transaction, unsigned};
+use pg::{Error, Result, Transaction, TransactionEnd, age, count, seconds, transaction, unsigned};
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use time::OffsetDateTime;
+use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
 use crate::work::{self, DueWork, LookResult, WorkKind, WorkLook};
-
-/// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
-    pub installed: Option<bool>,
-    /// The data that was used, in bytes.
-    pub data_used: Option<u64>,
-    /// The data that was bought, in bytes; `None` for an eSIM without a limit, too.
-    pub data_total: Option<u64>,
-    /// When the plan of the eSIM ends, which is known once it has begun.
-    pub ends_at: Option<OffsetDateTime>,
-    /// When the provider counted the data, which may be hours before it is asked.
-    pub as_of: Option<OffsetDateTime>,
-}
 
 /// Why a question about the use has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
@@ -99,8 +87,8 @@ pub struct ClaimedRequest {
     pub iccid: Iccid,
     /// The provider's own id of the purchase.
     pub reference: Option<String>,
-    /// Whether a partner, or a report of the provider, waits for the data use, which a call about a
-    /// give-back answers, too.
+    /// Whether a partner, a report of the provider or a poll waits for the data use, which a call about
+    /// a give-back answers, too.
     pub usage_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
     pub give_back: Option<OpenGiveBack>,
@@ -164,7 +152,7 @@ pub async fn claim(
                FOR UPDATE OF r SKIP LOCKED
            ), open AS MATERIALIZED (
                SELECT * FROM known
-               WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at) IS NOT NULL
+               WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at, polled_at) IS NOT NULL
                                ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
@@ -179,7 +167,7 @@ pub async fn claim(
                   CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
                   CASE WHEN e.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
                   CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
-                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", coalesce(l.usage_asked_at, l.reported_at) IS NOT NULL AS "usage_asked!",
+                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", coalesce(l.usage_asked_at, l.reported_at, l.polled_at) IS NOT NULL AS "usage_asked!",
                   CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
                   l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
@@ -275,7 +263,7 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
              usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
-             usage_asked_at = NULL, reported_at = NULL,
+             usage_asked_at = NULL, reported_at = NULL, poll_at = NULL, polled_at = NULL,
              give_back = CASE WHEN give_back IN ('returned', 'refused') THEN give_back
                               WHEN give_back = 'asked' THEN 'refused'
                               WHEN give_back IS NOT NULL THEN 'parked' END,
@@ -291,31 +279,85 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     Ok(())
 }
 
-/// Records what the provider says of a unit. It answers the question about its use, and confirms
-/// what the provider has reported.
+/// What an event about the use of an eSIM says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UseContent {
+    /// The threshold that is reached: of `esim.low_data` the percentage of the data that is used,
+    /// and of `esim.expiring` the days that are left.
+    pub threshold: Option<u8>,
+    /// When the provider said this.
+    #[serde(with = "rfc3339")]
+    pub read_at: OffsetDateTime,
+    #[serde(flatten)]
+    pub reading: Reading,
+}
+
+/// Records what the provider says of a unit, and tells its partner what is news in it. It answers
+/// the question about its use, and confirms what the provider has reported. `low_data` are the
+/// percentages of used data that are told.
 pub async fn record_reading(
     connection: &mut PgConnection,
     topup_id: &TopupId,
     reading: &Reading,
+    low_data: &[u8],
 ) -> Result<()> {
-    let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let statement = sqlx::query!(
-        "WITH answered AS (
-             DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('report', $1))
-         )
-         UPDATE esim_requests
-         SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
-             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL
-         WHERE topup_id = $1",
-        topup_id.as_str(),
-        reading.installed,
-        reading.data_used.map(bytes),
-        reading.data_total.map(bytes),
-        reading.ends_at,
-        reading.as_of,
-    );
-    statement.execute(connection).await?;
-    Ok(())
+    transaction!(connection, "esim_requests::record_reading", |transaction| {
+        let query = sqlx::query!(
+            r#"SELECT reached AS "reached!", age AS "age!", now() AS "now!" FROM begin_reading($1)"#,
+            topup_id.as_str(),
+        );
+        let Some(before) = query.fetch_optional(&mut **transaction).await? else {
+            return Ok(TransactionEnd::Rollback(()));
+        };
+        let now = before.now;
+        let news = reading.news(&before.reached, low_data, now);
+        let next_look = reading.next_look(time::Duration::seconds_f64(before.age), now);
+        let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let statement = sqlx::query!(
+            "WITH answered AS (
+                 DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('report', $1))
+             )
+             UPDATE esim_requests
+             SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
+                 usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL, polled_at = NULL,
+                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN $8::timestamptz END
+             WHERE topup_id = $1",
+            topup_id.as_str(),
+            reading.installed,
+            reading.data_used.map(bytes),
+            reading.data_total.map(bytes),
+            reading.ends_at,
+            reading.as_of,
+            &news.reached,
+            next_look,
+        );
+        statement.execute(&mut **transaction).await?;
+        for milestone in news.told {
+            let says = UseContent {
+                threshold: milestone.threshold,
+                read_at: now,
+                reading: *reading,
+            };
+            let says = serde_json::to_string(&says)
+                .map_err(|error| Error::Unreadable(error.to_string()))?;
+            let statement = sqlx::query!(
+                "SELECT tell_of_use($1, $2, $3, $4::text::jsonb)",
+                topup_id.as_str(),
+                milestone.kind.as_str(),
+                milestone.threshold.map(|threshold| threshold.to_string()),
+                says,
+            );
+            statement.execute(&mut **transaction).await?;
+        }
+        Ok(TransactionEnd::Commit(()))
+    })
+}
+
+/// Makes questions about the use of eSIMs due whose partners want to hear of it, at most so many in
+/// an hour, of all processes together. Returns how many.
+pub async fn poll(connection: &mut PgConnection, provider: &str, per_hour: u32) -> Result<u64> {
+    let query = sqlx::query_scalar!("SELECT poll_esims($1, $2)", provider, pg::signed(per_hour),);
+    Ok(query.fetch_one(connection).await?.map_or(0, count))
 }
 
 /// For how long a report is tried to be confirmed.
@@ -323,7 +365,8 @@ const CONFIRMED_WITHIN: Duration = Duration::from_hours(6);
 
 /// Records that the question about the use of a unit has no answer. Whoever asked hears it. A
 /// report that waits for an answer is tried again when it is twice as old, or in 10 s at the
-/// earliest, for six hours, unless the provider does not show the use at all.
+/// earliest, for six hours, unless the provider does not show the use at all. A poll is not, because
+/// the next one comes.
 pub async fn record_failure(
     connection: &mut PgConnection,
     topup_id: &TopupId,
@@ -349,7 +392,7 @@ pub async fn record_failure(
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN $2 ELSE usage_failure END,
              usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
-             usage_asked_at = NULL,
+             usage_asked_at = NULL, polled_at = NULL,
              reported_at = CASE WHEN EXISTS (SELECT FROM report) THEN reported_at END
          WHERE topup_id = $1",
         topup_id.as_str(),

@@ -5,14 +5,19 @@
 //! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{"challenge":"7KQM-2XWB-9TRA"}}
 //! ```
 
+use std::borrow::Cow;
+
 use domain::{
     EndpointId, OptionId,
     event::{EventKind, NoticeKind},
 };
 use serde::Serialize;
-use store::deliveries::{
-    events::{EventContent, Subject},
-    notices::NoticeContent,
+use store::{
+    deliveries::{
+        events::{EventContent, Subject},
+        notices::NoticeContent,
+    },
+    esim_requests::UseContent,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::{
@@ -88,6 +93,9 @@ pub struct EventBody<'a> {
 #[serde(untagged)]
 enum Data<'a> {
     TopupFailed(TopupFailedData<'a>),
+    OfTopup(TopupData<'a>),
+    Use(EsimUseData<'a>),
+    OrderCancelled(OrderCancelledData<'a>),
     KeyExpiring(KeyExpiringData<'a>),
     WebhookTest(WebhookTestData<'a>),
     Notice(NoticeData<'a>),
@@ -107,6 +115,62 @@ struct TopupFailedData<'a> {
     /// Why it has failed, in the same words as in the look-up of the topup.
     #[schema(example = "The eSIM will not be delivered")]
     error: String,
+}
+
+/// The topup that it is about.
+#[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the API")]
+struct TopupData<'a> {
+    #[schema(example = "20250129123456123456789012")]
+    topup_id: &'a str,
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+}
+
+/// What the provider says of the eSIM of a topup. Each value is null if the provider does not say
+/// it.
+#[derive(Serialize, ToSchema)]
+struct EsimUseData<'a> {
+    #[schema(example = "20250129123456123456789012")]
+    topup_id: &'a str,
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// Of `esim.low_data`, how much of the data is used at least, in percent; of `esim.expiring`, how
+    /// many days are left at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 75)]
+    threshold: Option<u8>,
+    /// Whether the eSIM is installed on a device, or its installation has begun.
+    installed: Option<bool>,
+    /// The data that was bought, in bytes; null for an eSIM without a limit, too.
+    data_total_bytes: Option<u64>,
+    data_used_bytes: Option<u64>,
+    /// When the plan of the eSIM ends.
+    #[serde(with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    ends_at: Option<OffsetDateTime>,
+    /// When the provider counted the data, which may be hours before; null if it does not say it.
+    #[serde(with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    as_of: Option<OffsetDateTime>,
+    /// When the provider said this.
+    #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
+    read_at: OffsetDateTime,
+}
+
+/// The order that was cancelled.
+#[derive(Serialize, ToSchema)]
+struct OrderCancelledData<'a> {
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// How many topups it had. None of them was bought.
+    #[schema(example = 2)]
+    units: u32,
 }
 
 /// What ends, and when.
@@ -219,6 +283,42 @@ impl<'a> EventBody<'a> {
                 external_order_id,
                 error: failure(refusal.as_ref()),
             }),
+            Subject::OfTopup {
+                kind: _,
+                topup_id,
+                external_order_id,
+                option_id,
+                usage,
+            } => match usage {
+                None => Data::OfTopup(TopupData {
+                    topup_id,
+                    option_id: *option_id,
+                    external_order_id,
+                }),
+                Some(UseContent {
+                    threshold,
+                    read_at,
+                    reading,
+                }) => Data::Use(EsimUseData {
+                    topup_id,
+                    option_id: *option_id,
+                    external_order_id,
+                    threshold: *threshold,
+                    installed: reading.installed,
+                    data_total_bytes: reading.data_total,
+                    data_used_bytes: reading.data_used,
+                    ends_at: reading.ends_at,
+                    as_of: reading.as_of,
+                    read_at: *read_at,
+                }),
+            },
+            Subject::OrderCancelled {
+                external_order_id,
+                units,
+            } => Data::OrderCancelled(OrderCancelledData {
+                external_order_id,
+                units: *units,
+            }),
             Subject::KeyExpiring {
                 credential,
                 ends_at,
@@ -243,11 +343,16 @@ impl<'a> EventBody<'a> {
 pub struct EventDescription {
     pub summary: &'static str,
     /// When it is sent.
-    pub sent: &'static str,
+    pub sent: Cow<'static, str>,
     /// What it says, which follows its name.
     pub meaning: &'static str,
-    /// The schema of its data.
-    pub data: RefOr<Schema>,
+    /// The schema of its data, with its name. Events that say the same share it.
+    pub data: (Cow<'static, str>, RefOr<Schema>),
+}
+
+/// The schema of a type, with its name.
+fn named<T: ToSchema>() -> (Cow<'static, str>, RefOr<Schema>) {
+    (T::name(), T::schema())
 }
 
 /// What the API description says of the events of a kind. `None` if it is no event.
@@ -256,23 +361,96 @@ pub fn described(kind: EventKind) -> Option<EventDescription> {
         EventKind::TopupReady => return None,
         EventKind::TopupFailed => EventDescription {
             summary: "A topup will have no eSIM",
-            sent: "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`.",
+            sent: Cow::Borrowed(
+                "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`.",
+            ),
             meaning: "a topup will never have an eSIM, although its order was answered with 201.",
-            data: TopupFailedData::schema(),
+            data: named::<TopupFailedData>(),
+        },
+        EventKind::TopupOnHold => EventDescription {
+            summary: "A topup waits for a person",
+            sent: Cow::Borrowed(
+                "Sent once when it is not certain what became of the purchase of a topup, and only if you asked for it with `PUT /webhook`. In the sandbox it comes half an hour after an order of the option `never-ready`.",
+            ),
+            meaning: "we look into the purchase of a topup, which is ready, or fails, later. Tell your customer that it takes longer.",
+            data: named::<TopupData>(),
+        },
+        EventKind::OrderCancelled => EventDescription {
+            summary: "An order was cancelled",
+            sent: Cow::Borrowed(
+                "Sent after `DELETE /orders/{external_order_id}` has cancelled an order, and only if you asked for it with `PUT /webhook`. In the sandbox cancel an order of the option `cancellable`.",
+            ),
+            meaning: "nothing of an order was bought, and nothing of it will be. One program that cancels an order tells the others so.",
+            data: named::<OrderCancelledData>(),
+        },
+        EventKind::EsimInstalled => of_use(
+            "An eSIM is installed",
+            "at the first sign that an eSIM is installed on a device, at the latest when it has used data. Providers hear of it late, and some never before its first use",
+            "the eSIM is on a device. It cannot be given back any more.",
+        ),
+        EventKind::EsimFirstUsed => of_use(
+            "An eSIM is used for the first time",
+            "when the first data of an eSIM is used",
+            "the eSIM works, and at most providers its validity has begun.",
+        ),
+        EventKind::EsimLowData => of_use(
+            "An eSIM has little data left",
+            "once for each threshold, 75 and 90 % unless we agreed on others, when so much of the data of an eSIM is used. If several are passed between two looks, only the highest one is told",
+            "now is the time to offer more data. `threshold` says how much is used at least, in percent.",
+        ),
+        EventKind::EsimUsedUp => of_use(
+            "An eSIM has no data left",
+            "when all data of an eSIM is used",
+            "the traveller is offline unless more data is bought.",
+        ),
+        EventKind::EsimExpiring => of_use(
+            "The plan of an eSIM ends soon",
+            "three days and one day before the plan of an eSIM ends",
+            "the plan ends soon, whether its data is used or not. `threshold` says how many days are left at most.",
+        ),
+        EventKind::EsimExpired => of_use(
+            "The plan of an eSIM has ended",
+            "when the plan of an eSIM has ended",
+            "the eSIM has no data any more, and at most providers none can be added.",
+        ),
+        EventKind::EsimReturned => EventDescription {
+            summary: "The provider has an eSIM back",
+            sent: Cow::Borrowed(
+                "Sent when a give-back has ended as `returned`, whoever has asked for it, and only if you asked for it with `PUT /webhook`. In the sandbox give back an eSIM of the option `ready`.",
+            ),
+            meaning: "nobody can install the eSIM any more. Its price comes back to you as we agreed.",
+            data: named::<TopupData>(),
         },
         EventKind::KeyExpiring => EventDescription {
             summary: "Old keys or an old webhook secret end soon",
-            sent: "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends.",
+            sent: Cow::Borrowed(
+                "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends.",
+            ),
             meaning: "the old keys or the old webhook secret of a rotation end soon. Replace them in\nyour programs before `ends_at`.",
-            data: KeyExpiringData::schema(),
+            data: named::<KeyExpiringData>(),
         },
         EventKind::WebhookTest => EventDescription {
             summary: "A test",
-            sent: "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes.",
+            sent: Cow::Borrowed(
+                "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes.",
+            ),
             meaning: "the answer to your request for a test of the endpoint.",
-            data: WebhookTestData::schema(),
+            data: named::<WebhookTestData>(),
         },
     })
+}
+
+/// The description of an event about the use of an eSIM, which is sent `when`.
+fn of_use(summary: &'static str, when: &'static str, meaning: &'static str) -> EventDescription {
+    EventDescription {
+        summary,
+        sent: format!(
+            "Sent once for an eSIM, {when}, and only if you asked for it with `PUT /webhook`. It follows from what the provider says, which may be hours old: see `as_of` and `read_at`. In the sandbox the option `runs-out` brings all of these events within minutes."
+        )
+        .into(),
+        meaning,
+        data: named::<EsimUseData>(),
+    }
 }
 
 /// The schema of the data of notices.

@@ -286,6 +286,10 @@ async fn bodies(endpoint: &mut Endpoint, secret: &Secret) {
     }
 }
 
+/// The data of events about a topup, and about the use of its eSIM.
+const OF_TOPUP: &str = r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18"}"#;
+const OF_USE: &str = r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18","installed":true,"data_total_bytes":1073741824,"data_used_bytes":1073741824,"ends_at":"2000-01-31T00:00:00Z","as_of":null,"read_at":"2000-01-30T00:00:00Z","threshold":90}"#;
+
 /// The check of events of a kind: its name, what it sends, and an example of the data. `None` for
 /// what is no event.
 fn example(kind: EventKind) -> Option<[&'static str; 3]> {
@@ -302,6 +306,19 @@ fn example(kind: EventKind) -> Option<[&'static str; 3]> {
             r#"{"credential":"webhook_secret","ends_at":"2099-12-31T00:00:00Z"}"#,
         ]),
         EventKind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
+        EventKind::TopupOnHold => Some(["event_topup_on_hold", "a topup.on_hold", OF_TOPUP]),
+        EventKind::OrderCancelled => Some([
+            "event_order_cancelled",
+            "an order.cancelled",
+            r#"{"external_order_id":"certify-18","units":1}"#,
+        ]),
+        EventKind::EsimReturned => Some(["event_esim_returned", "an esim.returned", OF_TOPUP]),
+        EventKind::EsimInstalled => Some(["event_esim_installed", "an esim.installed", OF_USE]),
+        EventKind::EsimFirstUsed => Some(["event_esim_first_used", "an esim.first_used", OF_USE]),
+        EventKind::EsimLowData => Some(["event_esim_low_data", "an esim.low_data", OF_USE]),
+        EventKind::EsimUsedUp => Some(["event_esim_used_up", "an esim.used_up", OF_USE]),
+        EventKind::EsimExpiring => Some(["event_esim_expiring", "an esim.expiring", OF_USE]),
+        EventKind::EsimExpired => Some(["event_esim_expired", "an esim.expired", OF_USE]),
     }
 }
 

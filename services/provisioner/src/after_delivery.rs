@@ -179,7 +179,8 @@ impl ProviderContext {
                 let reading = status.reading;
                 self.database
                     .run(async |connection| {
-                        esim_requests::record_reading(connection, &claimed.topup_id, &reading).await
+                        let (topup, low_data) = (&claimed.topup_id, &self.low_data);
+                        esim_requests::record_reading(connection, topup, &reading, low_data).await
                     })
                     .await?;
             }

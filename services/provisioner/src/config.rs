@@ -118,6 +118,32 @@ pub struct Config {
     )]
     pub provider_rate: u32,
 
+    /// Maximum number of polls of delivered eSIMs per hour and provider, of all replicas together; 0:
+    /// none
+    ///
+    /// Only eSIMs are polled whose partner asked for events about their use, each one at most once
+    /// an hour. Reports of providers and questions of partners do not count. If the number is too
+    /// small, partners hear of low data and of ends later. Polls count for `PROVIDER_RATE`, too.
+    #[arg(
+        long,
+        env = "POLLS_PER_HOUR",
+        default_value_t = 3600,
+        value_parser = clap::value_parser!(u32).range(..=1_000_000)
+    )]
+    pub polls_per_hour: u32,
+
+    /// The percentages of used data at which `esim.low_data` is sent, separated by commas
+    ///
+    /// If several are passed between two looks at an eSIM, only the highest one is told.
+    #[arg(
+        long,
+        env = "LOW_DATA_PERCENT",
+        default_value = "75,90",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u8).range(1..=99)
+    )]
+    pub low_data_percent: Vec<u8>,
+
     /// Consecutive failed calls after which a provider's breaker opens. While the breaker is open,
     /// nothing new is sent to the provider. Placements wait and use up no attempts. Calls that
     /// could not be sent always count. Calls that failed in another way open the breaker only if

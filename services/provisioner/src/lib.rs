@@ -25,6 +25,7 @@
 //! - [`reporter`] sends verdicts and readiness events. [`heartbeat`] tells ingress that this
 //!   process can buy from a provider now; ingress waits for verdicts only while it hears that.
 //! - [`after_delivery`] answers what partners ask about delivered eSIMs, and gives eSIMs back.
+//! - [`polls`] asks for the use of eSIMs whose partners want to hear of it.
 //! - [`balance`] reads what is left in our account at a provider, for the metric.
 //! - [`callbacks`] receives the calls by which providers report that profiles are ready.
 //!
@@ -41,6 +42,7 @@ mod config;
 pub mod heartbeat;
 pub mod limiter;
 pub mod metrics;
+pub mod polls;
 pub mod proof;
 pub mod providers;
 pub mod purchases;

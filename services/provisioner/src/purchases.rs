@@ -109,6 +109,10 @@ pub struct ProviderContext {
     /// Room for purchases whose first collect goes on without their permit.
     pub first_collects: Semaphore,
     pub lease: Duration,
+    /// The percentages of used data that partners are told of (`LOW_DATA_PERCENT`).
+    pub low_data: Vec<u8>,
+    /// How many eSIMs may be polled in an hour (`POLLS_PER_HOUR`).
+    pub polls_per_hour: u32,
     pub shutdown: Shutdown,
 }
 

@@ -32,6 +32,7 @@ use crate::{
     heartbeat,
     limiter::LaneLimiters,
     metrics::Metrics,
+    polls,
     proof::Proof,
     providers::ProviderConnection,
     purchases::{PlacementHandler, ProviderContext, Settlements, UNRECORDED},
@@ -102,6 +103,8 @@ pub(crate) fn providers(
             unrecorded: Semaphore::new(UNRECORDED),
             first_collects: Semaphore::new(limits_of_look_ups(config).permits),
             park_after: config.park_after,
+            low_data: config.low_data_percent.clone(),
+            polls_per_hour: config.polls_per_hour,
             lease,
             shutdown: shutdown.clone(),
         });
@@ -196,6 +199,9 @@ fn start_workers(
     if context.calls.provider.capabilities().balance {
         let watching = balance::watch(Arc::clone(context), shutdown.clone());
         shutdown.spawn("balance", watching);
+    }
+    if context.calls.provider.capabilities().usage && context.polls_per_hour > 0 {
+        shutdown.spawn("polls", polls::run(Arc::clone(context), shutdown.clone()));
     }
     let nats = nats.clone();
     let stop = shutdown.clone();

@@ -23,6 +23,21 @@ const USED: u64 = 3 * GIB / 2;
 /// How long a unit can be used.
 const LASTS: Duration = Duration::days(30);
 
+/// How long one lasts that runs out.
+const RUN_OUT: Duration = Duration::minutes(19);
+
+/// What a unit that runs out has used at this age: a tenth, then more in each step of five minutes,
+/// because ingress asks about one eSIM at most once in that time.
+fn running_out(age: Duration) -> u64 {
+    let percent = match age.whole_minutes() {
+        ..4 => 10,
+        4..9 => 80,
+        9..14 => 95,
+        14.. => 100,
+    };
+    TOTAL / 100 * percent + if percent == 100 { TOTAL % 100 } else { 0 }
+}
+
 /// A unit after its delivery.
 pub struct UnitInUse {
     pub unit: UnitNumber,
@@ -79,15 +94,23 @@ pub fn of(
     after: AfterDeliveryScript,
     is_canceled: bool,
 ) -> UnitInUse {
-    let is_installed = after == AfterDeliveryScript::InUse;
+    let is_installed = after.is_installed();
+    let lasts = match after {
+        AfterDeliveryScript::RunsOut => RUN_OUT,
+        _ => LASTS,
+    };
     UnitInUse {
         unit,
         bought_at: purchase.at,
         is_installed,
         is_canceled,
-        used: if is_installed { USED } else { 0 },
+        used: match after {
+            AfterDeliveryScript::RunsOut => running_out(clock::now() - purchase.at),
+            _ if is_installed => USED,
+            _ => 0,
+        },
         total: TOTAL,
-        ends_at: purchase.at.saturating_add(LASTS).truncate_to_second(),
+        ends_at: purchase.at.saturating_add(lasts).truncate_to_second(),
     }
 }
 
@@ -96,7 +119,7 @@ pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, 
     let Some((_, after)) = find(sandbox, unit) else {
         return Ok(GiveBackResult::Unknown);
     };
-    if after == AfterDeliveryScript::InUse {
+    if after.is_installed() {
         return Ok(GiveBackResult::Installed);
     }
     let is_again = sandbox.ledger.is_canceled(unit);
@@ -109,8 +132,6 @@ pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, 
             Err(SandboxError::Failed)
         }
         (_, true) => Ok(GiveBackResult::Again),
-        (AfterDeliveryScript::Unused | AfterDeliveryScript::InUse, false) => {
-            Ok(GiveBackResult::Done)
-        }
+        (_, false) => Ok(GiveBackResult::Done),
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     profile::UnitNumber,
     protocol::Callback,
     purchase::LedgerPurchase,
-    script::{self, AfterDeliveryScript},
+    script,
     units::{self, Fate},
 };
 
@@ -73,7 +73,7 @@ pub async fn run(
                 for (unit, option_id, fate) in units::fates(&purchase) {
                     let Fate::Ready(mut after) = fate else { continue };
                     let script = script::of(option_id);
-                    if script.after == AfterDeliveryScript::InUse {
+                    if script.after.is_installed() {
                         after += INSTALLED_AFTER;
                     }
                     for _ in 0..script.callbacks {

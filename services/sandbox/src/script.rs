@@ -76,10 +76,19 @@ pub enum AfterDeliveryScript {
     Unused,
     /// It is installed, and some of its data is used. It cannot be given back.
     InUse,
+    /// It is installed, uses up its data within a quarter of an hour, and ends.
+    RunsOut,
     /// Like [`Self::Unused`], but a give-back is carried out and then answered with 500.
     LostReturn,
     /// Like [`Self::LostReturn`], and from then on each question about the unit gets 500, too.
     UnclearReturn,
+}
+
+impl AfterDeliveryScript {
+    /// Whether somebody installs it.
+    pub fn is_installed(self) -> bool {
+        matches!(self, Self::InUse | Self::RunsOut)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +214,14 @@ const SCRIPTS: &[(&str, Script)] = &[
         Script {
             callbacks: 1,
             after: AfterDeliveryScript::InUse,
+            ..READY
+        },
+    ),
+    (
+        "runs-out",
+        Script {
+            callbacks: 1,
+            after: AfterDeliveryScript::RunsOut,
             ..READY
         },
     ),

@@ -741,7 +741,7 @@ fn bodies(
     unit: UnitNumber,
     option_id: &str,
 ) -> Vec<Value> {
-    if script::of(option_id).after == AfterDeliveryScript::InUse {
+    if script::of(option_id).after.is_installed() {
         let iccid = ledger.profile(unit, purchase.at).iccid;
         let low = |level: &str, remaining: u8| {
             json!({

@@ -578,7 +578,7 @@ pub fn events_of_use(
     option_id: &str,
 ) -> Vec<CallbackMessage> {
     let script = script::of(option_id).after;
-    if script != AfterDeliveryScript::InUse {
+    if !script.is_installed() {
         let test = json!({ "orderNo": "1234567890", "orderStatus": "Test" });
         return vec![event(purchase, "CHECK_HEALTH", unit, &test)];
     }

@@ -148,7 +148,7 @@ pub async fn order(
 /// Erases these orders in one statement:
 ///
 /// - `unit` lists their units, and `delivery` the deliveries of their eSIMs to all endpoints and
-///   the events about them, which are known by their kind or by their derived id.
+///   the events about them, which are known by their kind.
 /// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what
 ///   was asked about the eSIMs.
 /// - `reasons`, `texts` and `history` remove the texts of topups and placements, and of what is
@@ -167,16 +167,13 @@ async fn orders(
     sqlx::query_as!(
         ErasureCounts,
         r#"WITH unit AS MATERIALIZED (
-               SELECT t.topup_id, e.delivery_id,
-                      events_of_topup(t.topup_id) AS events
+               SELECT t.topup_id, e.delivery_id
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
                WHERE p.order_id = ANY ($1)
            ), delivery AS MATERIALIZED (
                SELECT delivery_id, false AS is_event FROM unit WHERE delivery_id IS NOT NULL
-               UNION ALL
-               SELECT unnest(events), true FROM unit
                UNION ALL
                SELECT d.delivery_id, d.kind <> 'topup.ready' FROM deliveries d
                WHERE d.delivery_id = ANY (ARRAY (

@@ -410,9 +410,7 @@ async fn failures(
     // wants it.
     let query = sqlx::query!(
         r#"SELECT topup_id AS "topup_id!", created_at FROM deliveries
-           WHERE delivery_id = ANY (ARRAY (
-                     SELECT unnest(events_of_topup(topup)) FROM unnest($1::text[]) topup
-                     UNION ALL SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)))
+           WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)))
              AND kind = 'topup.failed' AND topup_id IS NOT NULL"#,
         &ids,
     );
@@ -469,14 +467,13 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
         .iter()
         .map(|one| one.topup_id.clone())
         .collect();
-    // `ids` finds the deliveries about these topups: to first endpoints, to further ones, and the
-    // events about them. The last attempt of a delivered
+    // `ids` finds the deliveries about these topups: their webhooks to first endpoints, and those to
+    // further ones with the events about them. The last attempt of a delivered
     // topup is on the delivery's own row.
     let query = sqlx::query!(
         r#"WITH ids AS MATERIALIZED (
                SELECT delivery_id FROM esims WHERE topup_id = ANY ($1) AND delivery_id IS NOT NULL
                UNION SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)
-               UNION SELECT unnest(events_of_topup(topup)) FROM unnest($1::text[]) topup
            ), attempts AS (
                SELECT d.topup_id, d.kind, d.endpoint_id, a.attempt, a.at, a.duration_ms, a.status, a.class
                FROM deliveries d JOIN delivery_attempts a ON a.delivery_id = d.delivery_id

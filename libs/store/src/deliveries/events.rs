@@ -22,6 +22,7 @@ use domain::{
     event::{EventKind, NoticeKind},
 };
 use pg::{Result, TransactionEnd, count, seconds, transaction};
+use serde::Deserialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -30,6 +31,7 @@ use super::{
     notices::NoticeContent,
     view::{self, View},
 };
+use crate::esim_requests::UseContent;
 
 /// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +49,19 @@ pub enum Subject {
         /// The code and the message with which the provider rejected the purchase, if it did.
         refusal: Option<(String, String)>,
     },
+    /// What has happened to the eSIM of a topup, or to the topup itself.
+    OfTopup {
+        kind: EventKind,
+        topup_id: String,
+        external_order_id: String,
+        option_id: OptionId,
+        /// What its provider says; `None` if the event follows from something else.
+        usage: Option<UseContent>,
+    },
+    OrderCancelled {
+        external_order_id: String,
+        units: u32,
+    },
     KeyExpiring {
         /// `keys` or `webhook_secret`.
         credential: String,
@@ -62,6 +77,12 @@ pub enum Subject {
         kind: NoticeKind,
         notice: NoticeContent,
     },
+}
+
+/// What an `order.cancelled` says beside its order.
+#[derive(Deserialize)]
+struct CancelledContent {
+    units: u32,
 }
 
 /// The columns of a delivery, and of what it is about, from which the subject of an event is read.
@@ -91,8 +112,33 @@ impl Subject {
             notice.ends_at = columns.ends_at;
             return Some(Self::Notice { kind, notice });
         }
-        Some(match EventKind::named(kind)? {
+        let kind = EventKind::named(kind)?;
+        Some(match kind {
             EventKind::TopupReady => return None,
+            EventKind::OrderCancelled => {
+                let says: CancelledContent = serde_json::from_str(&columns.notice?).ok()?;
+                Self::OrderCancelled {
+                    external_order_id: columns.external_order_id?,
+                    units: says.units,
+                }
+            }
+            EventKind::TopupOnHold
+            | EventKind::EsimReturned
+            | EventKind::EsimInstalled
+            | EventKind::EsimFirstUsed
+            | EventKind::EsimLowData
+            | EventKind::EsimUsedUp
+            | EventKind::EsimExpiring
+            | EventKind::EsimExpired => Self::OfTopup {
+                kind,
+                topup_id: columns.topup_id?,
+                external_order_id: columns.external_order_id?,
+                option_id: columns.option_id?.into(),
+                usage: match &columns.notice {
+                    Some(text) => Some(serde_json::from_str(text).ok()?),
+                    None => None,
+                },
+            },
             EventKind::TopupFailed => Self::TopupFailed {
                 topup_id: columns.topup_id?,
                 external_order_id: columns.external_order_id?,
@@ -131,6 +177,8 @@ impl Subject {
     pub fn name(&self) -> &'static str {
         match self {
             Self::TopupFailed { .. } => EventKind::TopupFailed.as_str(),
+            Self::OfTopup { kind, .. } => kind.as_str(),
+            Self::OrderCancelled { .. } => EventKind::OrderCancelled.as_str(),
             Self::KeyExpiring { .. } => EventKind::KeyExpiring.as_str(),
             Self::WebhookTest { .. } => EventKind::WebhookTest.as_str(),
             Self::Notice { kind, .. } => kind.as_str(),

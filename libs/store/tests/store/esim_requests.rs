@@ -169,7 +169,7 @@ async fn what_is_asked_is_work_until_it_is_answered() {
         "{asked:?}"
     );
     assert!(bench.claim_requests().await.is_empty(), "they are leased");
-    esim_requests::record_reading(&mut connection, &topup, &Reading::default())
+    esim_requests::record_reading(&mut connection, &topup, &Reading::default(), &[])
         .await
         .unwrap();
     let kinds = "SELECT string_agg(kind, ' ') FROM work WHERE lane = $1";
@@ -355,7 +355,7 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
             .unwrap()
     };
     assert!(seen(&mut connection).await.usage_open);
-    esim_requests::record_reading(&mut connection, &topup, &reading)
+    esim_requests::record_reading(&mut connection, &topup, &reading, &[])
         .await
         .unwrap();
     let row = seen(&mut connection).await;

@@ -28,19 +28,6 @@ const URL: &str = "https://partner.example/hook";
 const HOUR: Duration = Duration::from_hours(1);
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// Whatever erases, archives or tells of a topup finds the events about it by `events_of_topup`, so
-/// an event of which that function does not know is not made: it would survive an erasure.
-#[tokio::test]
-async fn no_event_about_a_topup_is_made_that_an_erasure_would_not_find() {
-    let bench = Bench::new().await;
-    let unknown = sqlx::query("SELECT make_events('key.expiring', 'a-topup')");
-    let refused = unknown.execute(&bench.pool).await.unwrap_err();
-    assert!(refused.to_string().contains("events_of_topup"), "{refused}");
-    bench
-        .sql("SELECT make_events('topup.failed', 'a-topup')")
-        .await;
-}
-
 impl Bench {
     /// A partner that asked for these events.
     async fn listener(&self, kinds: &[EventKind]) -> PartnerId {

@@ -10,7 +10,8 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the
 //!   machine.
-//! - [`events`]: further events of an endpoint, and new URLs.
+//! - [`events`]: further events of an endpoint, and new URLs. [`use_events`]: those about the use of
+//!   eSIMs, and polls.
 //! - [`batches`]: the notifier's work that it does in batches.
 //! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
 //!   [`resends_of_operators`]: those of many partners.
@@ -101,3 +102,4 @@ mod story;
 mod sweep;
 mod transactions;
 mod upgrade;
+mod use_events;

@@ -71,7 +71,7 @@ INSERT INTO further_deliveries (topup_id, delivery_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id FROM filled WHERE n > 30000;
 INSERT INTO esim_requests (topup_id, partner_id, provider, usage_asked_at, read_at, give_back, give_back_asked_at, ended_at)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id,
-       CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN at END, at, CASE n % 100 WHEN 0 THEN 'returned' WHEN 1 THEN 'parked' END, at, at
+       CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN at END, at, CASE WHEN n % 100 = 0 THEN 'returned' WHEN n % 1000 = 1 THEN 'parked' END, at, at
 FROM filled;
 INSERT INTO work (id, kind, provider, lane, partner_id, at)
 SELECT md5('usage ' || n)::uuid, 'usage', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,

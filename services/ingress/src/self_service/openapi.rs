@@ -391,12 +391,12 @@ fn webhooks(schemas: &mut Value) -> serde_json::Result<Value> {
         };
         let name = kind.as_str();
         let schema = words(name).concat();
-        let data = format!("{schema}Data");
+        let (data, of_data) = described.data;
         let meaning = format!("`{name}`: {}", described.meaning);
         webhooks[name.replace('.', "_")] =
-            webhook(Some(name), &schema, described.summary, described.sent);
+            webhook(Some(name), &schema, described.summary, &described.sent);
         schemas[&schema] = body(name, &data, &meaning);
-        schemas[data] = serde_json::to_value(described.data)?;
+        schemas[&*data] = serde_json::to_value(of_data)?;
     }
     Ok(webhooks)
 }

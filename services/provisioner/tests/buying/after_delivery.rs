@@ -178,6 +178,53 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
     assert_eq!((row.failure.as_deref(), row.due), (Some("failed"), false));
 }
 
+/// A partner asks for events about the use of its eSIMs and asks nothing else. Its eSIMs at each
+/// provider are polled, and it is told what follows from the answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_wants_events_about_the_use_gets_them_from_polls_of_each_provider() {
+    let bench = bench(|_| {}).await;
+    let mut units = Vec::new();
+    for provider in ["sandbox", "esim-access", "airalo", "usimsa", "zendit"] {
+        let unit = bench.delivered(provider, "in-use").await;
+        sqlx::query(
+            "INSERT INTO partners (partner_id, name, environment, access_key, version) VALUES ($1, 'shop', 'live', $1::text, 0)
+             ON CONFLICT DO NOTHING",
+        )
+        .bind(unit.partner.uuid())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+        units.push(unit);
+    }
+    for change in [
+        "UPDATE deliveries SET created_at = created_at - interval '2 minutes'",
+        "UPDATE partner_endpoints SET url = 'https://shop.example/', polls_up_to = now() - interval '1 hour',
+                events = '{topup.ready,esim.installed,esim.first_used}'",
+    ] {
+        sqlx::query(change).execute(&bench.pool).await.unwrap();
+    }
+    let told = "SELECT count(*) FROM deliveries WHERE topup_id = $1 AND kind IN ('esim.installed', 'esim.first_used')";
+    for unit in &units {
+        let waited = wait::until(PATIENCE * 2, "two events", async || {
+            let told: i64 = sqlx::query_scalar(told)
+                .bind(unit.topup.as_str())
+                .fetch_one(&bench.pool)
+                .await?;
+            Ok((told == 2).then_some(()))
+        });
+        waited.await.unwrap();
+    }
+    // One call for each of them was enough, and the next one is due in hours.
+    assert!(bench.calls(&["call=\"status\""]).await <= 5.0);
+    let next: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM esim_requests WHERE poll_at > now() + interval '50 minutes' AND polled_at IS NULL",
+    )
+    .fetch_one(&bench.pool)
+    .await
+    .unwrap();
+    assert_eq!(next, 5);
+}
+
 /// What a half-open breaker stops, it stops for every kind of call: one request probes, and the
 /// others wait for its result. No placement is due here that could be the probe.
 #[tokio::test(flavor = "multi_thread")]

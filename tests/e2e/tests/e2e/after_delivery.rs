@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 use testkit::client::{Answer, Client};
+use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-use crate::partner::{ask, assert_refused, delivered, get, header};
-use crate::shop::{Shop, fresh, open};
+use crate::partner::{ask, assert_refused, delivered, get, header, send};
+use crate::shop::{SOON, Shop, fresh, open};
 
 const GIB: u64 = 1024 * 1024 * 1024;
 
@@ -83,6 +84,62 @@ async fn a_partner_sees_the_data_use_and_how_old_it_is() {
         .unwrap();
     assert_refused(&unanswered, 503, "usage_unanswered");
     assert_eq!(header(&unanswered, "retry-after"), "30");
+}
+
+/// A partner hears once of what becomes of its eSIMs, at the endpoint that asked for it.
+#[tokio::test]
+async fn what_becomes_of_an_esim_is_told_to_a_partner_that_asked() {
+    let (stack, shop) = open().await;
+    let events = r#"{"events": ["esim.installed", "esim.first_used", "esim.low_data", "esim.returned", "order.cancelled"]}"#;
+    let set = send(&shop.client, "PUT", "/webhook", events).await.unwrap();
+    assert_eq!(set.status, 200, "{set:?}");
+    let used = esim(&stack, &shop, "in-use").await;
+    let usage = get(&shop.client, &format!("/topups/{used}/usage"))
+        .await
+        .unwrap();
+    let returned = esim(&stack, &shop, "ready").await;
+    assert_eq!(give_back(&shop.client, &returned).await.status, 200);
+    let busy = fresh("cancellable");
+    shop.buy(&busy, stack.option("cancellable").unwrap(), 2)
+        .await
+        .unwrap();
+    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{busy}")).await;
+    assert_eq!(cancelled.unwrap().status, 200);
+    let expected = [
+        "esim.first_used",
+        "esim.installed",
+        "esim.returned",
+        "order.cancelled",
+    ];
+    let kinds = |received: &[Received]| -> Vec<String> {
+        let kinds = received
+            .iter()
+            .filter_map(|one| one.headers.get("webhook-type").cloned());
+        let mut kinds: Vec<String> = kinds.collect();
+        kinds.sort_unstable();
+        kinds
+    };
+    let told = |received: &[Received]| kinds(received).len() >= expected.len();
+    let received = shop
+        .receiver
+        .wait_until(SOON, "four events", told)
+        .await
+        .unwrap();
+    assert_eq!(kinds(&received), expected);
+    let data_of = |kind: &str| {
+        let found = received.iter().find(|one| one.json["type"] == kind);
+        found.unwrap().json["data"].clone()
+    };
+    let first = data_of("esim.first_used");
+    assert_eq!(first["topup_id"], used);
+    assert_eq!(first["data_used_bytes"], usage["data_used_bytes"]);
+    assert_eq!(first["read_at"], usage["read_at"]);
+    assert_eq!(data_of("esim.returned")["topup_id"], returned);
+    let cancelled = data_of("order.cancelled");
+    assert_eq!(
+        (&cancelled["external_order_id"], &cancelled["units"]),
+        (&Value::from(busy), &Value::from(2))
+    );
 }
 
 #[tokio::test]
