@@ -32,7 +32,8 @@ ITEMS = [Item(OPTION, 2)]
 TOPUPS = ["20250129123456123456789012", "20250129123456123456789013"]
 CREATED = {"products": [{"topup_id": one, "option_id": str(OPTION)} for one in TOPUPS]}
 
-#: A status, the codes, and a body; ``None`` closes the connection without an answer.
+#: A status, the codes, and a body; ``None`` closes the connection without an answer. A code that begins with ``repeat=`` is
+#: the value of the header about repeats.
 Scripted = tuple[int, str, Any] | None
 CLOSED: Scripted = None
 DONE: Scripted = (201, "", CREATED)
@@ -43,6 +44,10 @@ PROXY: Scripted = (502, "", "<h1>Bad gateway</h1>")
 BUSY: Scripted = (503, "order_undecided", {"error": "busy"})
 DENIED: Scripted = (401, "signature_invalid", {"error": {"code": "unauthorized", "message": "Invalid signature."}})
 LIMITED: Scripted = (429, "rate_limited", {"error": "slow down"})
+#: The answers to a repeat.
+ANSWERED: Scripted = (200, "repeat=answered", CREATED)
+UNDECIDED: Scripted = (202, "repeat=undecided", {"message": "not answered yet"})
+DIFFERS: Scripted = (409, "order_differs", {"error": "other units"})
 #: What a proxy answers by itself, perhaps after it has passed the request on.
 FOREIGN: list[Scripted] = [
     (status, "", body)
@@ -77,6 +82,7 @@ class Service:
     def __init__(self) -> None:
         self.script: list[Scripted] = []
         self.requests: list[tuple[str, str, Any]] = []
+        self.repeats: list[str | None] = []
         self.retry_after = "7"
         service = self
 
@@ -84,6 +90,7 @@ class Service:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 service.requests.append((self.command, self.path, json.loads(body) if body else None))
+                service.repeats.append(self.headers.get("X-Service-Repeat"))
                 scripted = service.script.pop(0)
                 if scripted is None:
                     self.close_connection = True
@@ -93,9 +100,11 @@ class Service:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.send_header("X-Request-Id", "r-1")
-                if codes:
+                if codes.startswith("repeat="):
+                    self.send_header("X-Service-Repeat", codes.removeprefix("repeat="))
+                elif codes:
                     self.send_header("X-Service-Error", codes)
-                if status in (429, 503):
+                if status in (202, 429, 503):
                     self.send_header("Retry-After", service.retry_after)
                 self.end_headers()
                 self.wfile.write(text)
@@ -168,6 +177,24 @@ def test_a_lost_answer_is_settled_by_a_repeat_and_a_look_up(shop: Shop, lost: Sc
     assert shop.service.requests[-1][:2] == ("GET", "/api/v1/api_partner/orders?external_order_id=A-1")
     assert shop.slept == [1]
     assert not shop.order(lost, DONE).stored_before
+
+
+@pytest.mark.parametrize("lost", [CLOSED, ERROR, PROXY])
+def test_a_repeat_asks_for_the_lost_answer(shop: Shop, lost: Scripted) -> None:
+    placed = shop.order(lost, UNDECIDED, ANSWERED)
+    assert placed.stored_before and [one.topup_id for one in placed.topups] == TOPUPS
+    assert shop.service.repeats == [None, "answer", "answer"], "a first request may be long after another call"
+    assert shop.slept == [1, 7]
+    with pytest.raises(OrderIdTaken):
+        shop.order(lost, DIFFERS, stored(OTHER))
+    # An order that is not decided is stored or not. What else has this status says nothing.
+    with pytest.raises(InDoubt):
+        shop.order(lost, UNDECIDED, patience=6)
+    with pytest.raises(Unavailable):
+        shop.order(UNDECIDED, patience=6)
+    for other in ((202, "", "OK"), (200, "", CREATED), (200, "repeat=answered", {"products": []})):
+        with pytest.raises(InDoubt):
+            shop.order(other, patience=0.9)
 
 
 def test_the_waits_are_those_of_the_guide(shop: Shop) -> None:

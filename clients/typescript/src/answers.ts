@@ -85,6 +85,7 @@ export function answer(response: Response, error: unknown, brand: string): Answe
     status: response.status,
     codes: codesOf(response.headers, brand),
     messages: messages.filter((message) => typeof message === "string"),
+    repeat: response.headers.get(`X-${brand}-Repeat`) ?? undefined,
     requestId: response.headers.get("X-Request-Id") ?? undefined,
     retryAfter: secondsOf(response.headers.get("Retry-After") ?? ""),
   };

@@ -17,6 +17,8 @@ export interface Answer {
   requestId: string | undefined;
   /** How many seconds to wait before the next request, if the answer says so. */
   retryAfter: number | undefined;
+  /** What the answer to a repeat of an order says: `answered` or `undecided`. */
+  repeat?: string | undefined;
 }
 
 /**

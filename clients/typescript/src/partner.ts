@@ -24,6 +24,8 @@ export type { Order };
 
 const PREFIX = "/v1/api_partner";
 const TAKEN = "external_order_id_taken";
+/** Another order has the id, as the answer to a repeat says it. */
+const DIFFERS = "order_differs";
 /** The size of the pages that lists are read in. */
 const PAGE = 100;
 /** The wait after a 503 without `Retry-After`. */
@@ -76,8 +78,8 @@ export interface PlacedOrder {
   /** Whether an earlier request had stored the order, for example one whose answer was lost. */
   storedBefore: boolean;
   /**
-   * As the answer or the look-up showed it. Units of an order that was stored before may have failed since; then it is
-   * `partly_failed` or `failed`.
+   * As the answer or the look-up showed it. Units of an order that an earlier call stored may have failed since; then it
+   * is `partly_failed` or `failed`.
    */
   state: Schemas["OrderState"];
 }
@@ -161,7 +163,10 @@ export class Partner {
     let unanswered: number | undefined = firstCall ? undefined : began;
     for (let turn = 0; ; turn++) {
       const sent = now();
-      const outcome = await this.#send(end, (sending) => this.api.POST("/orders", { body, ...sending }));
+      // The first request of a call does not ask for the answer of an earlier call, which may be long ago: the look-up
+      // shows what has become of the order since.
+      const headers: Record<string, string> = turn === 0 ? {} : { [`X-${this.#brand}-Repeat`]: "answer" };
+      const outcome = await this.#send(end, (sending) => this.api.POST("/orders", { body, headers, ...sending }));
       // Why this answer decides nothing, for the message at the end.
       const cause = causeOf(outcome);
       if (!("answer" in outcome)) {
@@ -173,7 +178,12 @@ export class Partner {
         const { answer, data } = outcome;
         const topups = answer.status === 201 ? created(data, products) : undefined;
         if (topups) return { externalOrderId, topups, storedBefore: false, state: "processing" };
-        if (answer.status === 422 && answer.codes.includes(TAKEN)) {
+        if (answer.status === 200 && answer.repeat === "answered") {
+          const repeated = created(data, products);
+          if (repeated) return { externalOrderId, topups: repeated, storedBefore: true, state: "processing" };
+        }
+        const isTaken = answer.status === 422 && answer.codes.includes(TAKEN);
+        if (isTaken || (answer.status === 409 && answer.codes.includes(DIFFERS))) {
           const order = await this.#taken(externalOrderId, end, answer);
           if (order && stands(order)) {
             if (!isSame(order, products)) throw new OrderIdTaken(answer, order);
@@ -383,7 +393,7 @@ function checkedItems(items: readonly Item[]): Item[] {
   });
 }
 
-/** The topups of a 201, if it is as documented: one for each unit that was ordered. */
+/** The topups of a 201 or of its repeat, if it is as documented: one for each unit that was ordered. */
 function created(data: unknown, items: readonly Item[]): Topups | undefined {
   try {
     const topups = topupsOf((data as { products?: unknown } | undefined)?.products);
@@ -397,7 +407,8 @@ function created(data: unknown, items: readonly Item[]): Topups | undefined {
 const isWrong = ({ status }: Answer): boolean => status >= 400 && status < 500 && ![408, 422, 429].includes(status);
 
 /** The service says that this request stored nothing, and a repeat can succeed. */
-const storedNothing = ({ status }: Answer): boolean => [408, 429, 503].includes(status);
+const storedNothing = ({ status, repeat }: Answer): boolean =>
+  [408, 429, 503].includes(status) || (status === 202 && repeat === "undecided");
 
 function waitAfter(outcome: Outcome, otherwise: number): number {
   if (!("answer" in outcome)) return otherwise;

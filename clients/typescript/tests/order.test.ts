@@ -12,6 +12,8 @@ const TOPUPS = ["20250129123456123456789012", "20250129123456123456789013"].map(
 interface Scripted {
   status: number;
   codes?: string;
+  /** The value of the header about repeats. */
+  repeat?: string;
   body: unknown;
 }
 /** Closes the connection without an answer. */
@@ -29,6 +31,10 @@ const DENIED: Scripted = {
   body: { error: { code: "unauthorized", message: "Invalid signature." } },
 };
 const ARCHIVED: Scripted = { status: 410, codes: "order_archived", body: { error: "archived" } };
+/** The answers to a repeat. */
+const ANSWERED: Scripted = { status: 200, repeat: "answered", body: { products: TOPUPS } };
+const UNDECIDED: Scripted = { status: 202, repeat: "undecided", body: { message: "not answered yet" } };
+const DIFFERS: Scripted = { status: 409, codes: "order_differs", body: { error: "other units" } };
 /** What a proxy answers by itself, perhaps after it has passed the request on. */
 const FOREIGN: Scripted[] = [301, 400, 401, 403, 404, 408, 410, 413, 422, 429, 503].flatMap((status) =>
   ["<h1>No</h1>", { errors: ["has already been taken"] }].map((body) => ({ status, body })),
@@ -56,6 +62,7 @@ const stored = (option_id = OPTION, state = "processing", external_order_id = "A
 
 let script: (Scripted | undefined)[] = [];
 let requests: string[] = [];
+let repeats: (string | undefined)[] = [];
 let slept: number[] = [];
 let retryAfter = "7";
 const server = createServer((request, response) => {
@@ -63,11 +70,13 @@ const server = createServer((request, response) => {
   request.on("data", (chunk: Buffer) => chunks.push(chunk));
   request.on("end", () => {
     requests.push(`${request.method} ${request.url} ${Buffer.concat(chunks)}`.trim());
+    repeats.push(request.headers["x-service-repeat"] as string | undefined);
     const scripted = script.shift();
     if (!scripted) return void request.socket.destroy();
-    const { status, codes, body } = scripted;
+    const { status, codes, repeat, body } = scripted;
     if (codes) response.setHeader("X-Service-Error", codes);
-    if ([429, 503].includes(status)) response.setHeader("Retry-After", retryAfter);
+    if (repeat) response.setHeader("X-Service-Repeat", repeat);
+    if ([202, 429, 503].includes(status)) response.setHeader("Retry-After", retryAfter);
     response.setHeader("X-Request-Id", "r-1");
     response.writeHead(status).end(typeof body === "string" ? body : JSON.stringify(body));
   });
@@ -85,6 +94,7 @@ const ITEMS = [{ option_id: OPTION, qty: 2 }];
 beforeEach(() => {
   script = [];
   requests = [];
+  repeats = [];
   slept = [];
   retryAfter = "7";
 });
@@ -119,6 +129,20 @@ for (const [name, lost] of Object.entries({ closed: CLOSED, error: ERROR, proxy:
     strictEqual(requests[2], "GET /api/v1/api_partner/orders?external_order_id=A-1");
     deepStrictEqual(slept, [1]);
     strictEqual((await order([lost, DONE])).storedBefore, false);
+  });
+
+for (const [name, lost] of Object.entries({ closed: CLOSED, error: ERROR, proxy: PROXY }))
+  test(`a repeat asks for the lost answer (${name})`, async () => {
+    const placed = await order([lost, UNDECIDED, ANSWERED]);
+    deepStrictEqual(placed, { externalOrderId: "A-1", topups: TOPUPS, storedBefore: true, state: "processing" });
+    deepStrictEqual(repeats, [undefined, "answer", "answer"], "a first request may be long after another call");
+    deepStrictEqual(slept, [1, 7]);
+    await rejects(order([lost, DIFFERS, stored(OTHER)]), OrderIdTaken);
+    // An order that is not decided is stored or not. What else has this status says nothing.
+    await rejects(order([lost, UNDECIDED], 6), InDoubt);
+    await rejects(order([UNDECIDED], 6), Unavailable);
+    for (const other of [{ ...UNDECIDED, repeat: "" }, { ...ANSWERED, repeat: "" }, { ...ANSWERED, body: { products: [] } }])
+      await rejects(order([other], 0.9), InDoubt);
   });
 
 test("the waits are those of the guide", async () => {

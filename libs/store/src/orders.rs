@@ -319,6 +319,8 @@ pub async fn is_taken(
 /// Whether a stored order may still be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderStatus {
+    /// The order; `None` if it is archived.
+    pub order_id: Option<OrderId>,
     /// Ingress can no longer refuse the order.
     pub decided: bool,
     /// The longest time until that is so.
@@ -346,7 +348,7 @@ pub async fn status(
     // `now()`, which is the start of the transaction.
     let query = sqlx::query!(
         r#"WITH standing AS (
-               SELECT answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
+               SELECT order_id, answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
                           SELECT FROM placements p
                           WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
                       ) AS decided,
@@ -354,9 +356,9 @@ pub async fn status(
                FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
                FOR SHARE OF orders
            )
-           SELECT decided AS "decided!", undecided_for AS "undecided_for!" FROM standing
+           SELECT order_id, decided AS "decided!", undecided_for AS "undecided_for!" FROM standing
            UNION ALL
-           SELECT true, 0
+           SELECT NULL, true, 0
            WHERE NOT EXISTS (SELECT FROM standing) AND EXISTS (
                SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)"#,
         partner_id.uuid(),
@@ -364,9 +366,37 @@ pub async fn status(
     );
     let found = query.fetch_optional(&mut *connection).await?;
     Ok(found.map(|row| OrderStatus {
+        order_id: row.order_id.map(OrderId::from),
         decided: row.decided,
         undecided_for: age(row.undecided_for),
     }))
+}
+
+/// A unit as the answer of its order lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderedUnit {
+    pub topup_id: TopupId,
+    pub option_id: OptionId,
+}
+
+/// The units of an order in the order of its answer; none if it was archived. They are stored with
+/// their order and never change.
+///
+/// They are no [`Unflushed`], because only [`status`] names the order, and has flushed it.
+pub async fn units(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<OrderedUnit>> {
+    let query = sqlx::query!(
+        "SELECT t.topup_id, t.option_id FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+         WHERE p.order_id = $1 ORDER BY t.position",
+        order_id.uuid(),
+    );
+    let mut units = Vec::new();
+    for row in query.fetch_all(&mut *connection).await? {
+        units.push(OrderedUnit {
+            topup_id: row.topup_id.try_into()?,
+            option_id: row.option_id.into(),
+        });
+    }
+    Ok(units)
 }
 
 /// Refuses an order for ingress, which then answers with 422. Applies

@@ -78,6 +78,8 @@ pub(crate) struct ApiResponse {
     pub(crate) codes: String,
     /// How long the service asks to wait before the next request.
     pub(crate) retry_after: Option<Duration>,
+    /// What the answer to the repeat of an order says of it. Empty for other answers.
+    repeat: String,
     request_id: String,
     pub(crate) date: String,
     /// The body as sent.
@@ -93,7 +95,12 @@ impl ApiResponse {
 
     /// Whether the same request may succeed later.
     pub(crate) fn is_temporary(&self) -> bool {
-        self.status >= 500 || matches!(self.status, 408 | 429)
+        self.status >= 500 || matches!(self.status, 408 | 429) || self.is_undecided()
+    }
+
+    /// Whether it is the answer to the repeat of an order that may still be refused.
+    fn is_undecided(&self) -> bool {
+        self.status == 202 && self.repeat == "undecided"
     }
 
     /// The status, the error codes and the id of the request, for people. With the id we can find
@@ -260,6 +267,27 @@ impl ApiClient {
         query: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<ApiResponse> {
+        self.exchange(method, path, query, body, false).await
+    }
+
+    /// Sends an order. A repeat asks for the answer of the first request, if that one was stored.
+    pub(crate) async fn send_order(
+        &self,
+        body: &Value,
+        is_repeat: bool,
+    ) -> anyhow::Result<ApiResponse> {
+        self.exchange("POST", "/orders", "", Some(body), is_repeat)
+            .await
+    }
+
+    async fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        query: &str,
+        body: Option<&Value>,
+        is_repeat: bool,
+    ) -> anyhow::Result<ApiResponse> {
         let access_key = self.setting("ACCESS_KEY")?;
         let path = format!("{API}{path}");
         let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?).context("SECRET_KEY")?;
@@ -285,6 +313,9 @@ impl ApiClient {
                 .header("Content-Type", "application/json")
                 .body(text);
         }
+        if is_repeat {
+            request = request.header(format!("X-{brand}-Repeat"), "answer");
+        }
         let answer = request.send().await.context("no answer from the API")?;
         let header = |name: &str| {
             answer
@@ -298,6 +329,7 @@ impl ApiClient {
         let codes = header(&codes_header);
         ensure_ours(&method, answer.status(), &codes_header, &codes)?;
         let retry_after = header("retry-after").parse().ok().map(Duration::from_secs);
+        let repeat = header(&format!("X-{brand}-Repeat"));
         let request_id = header("x-request-id");
         let date = header("date");
         let status = answer.status().as_u16();
@@ -307,6 +339,7 @@ impl ApiClient {
             status,
             codes,
             retry_after,
+            repeat,
             request_id,
             date,
             text,

@@ -2,11 +2,15 @@
 //!
 //! An order without a definite answer (a 5xx, a broken connection, or the answer of a proxy) may be
 //! stored or not. [`place`] finds out by sending the same body with the same external order id
-//! again, which never buys twice: if the order is stored, the answer is `external_order_id_taken`,
-//! and then the order is looked up. This is what every partner's program should do, so the messages
-//! say what happens.
+//! again, which never buys twice: such a repeat asks for the answer of the first request. If the
+//! order was stored before this command, the answer is `external_order_id_taken`, and then the
+//! order is looked up. This is what every partner's program should do, so the messages say what
+//! happens.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, bail, ensure};
 use domain::TopupId;
@@ -43,19 +47,29 @@ pub(crate) async fn place(
     qty: u32,
 ) -> anyhow::Result<ApiResponse> {
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
-    let send = || account.send("POST", "/orders", "", Some(&body)).boxed();
+    let was_sent = AtomicBool::new(false);
+    let send = || {
+        let is_repeat = was_sent.swap(true, Ordering::Relaxed);
+        account.send_order(&body, is_repeat).boxed()
+    };
     let is_created = |answer: &Value| units(answer, "products") == Some(qty);
     let in_doubt = "it is unknown whether the order is stored: repeat the same command, which does not buy twice";
     let Definite { answer, is_first } = definite("repeating the order", send, is_created)
         .await
         .context(in_doubt)?;
-    if !answer.codes.contains("external_order_id_taken") {
+    let is_taken = ["external_order_id_taken", "order_differs"]
+        .iter()
+        .any(|code| answer.codes.contains(code));
+    if !is_taken {
         ensure!(
             answer.is_success() || is_first,
             "{in_doubt}, {ON_ITS_WAY:?} from now: the order was refused ({}), but an earlier request got no answer and \
              may still be on its way",
             answer.summary()
         );
+        if answer.status == 200 {
+            say("esim-partner: an earlier request stored this order; it is not bought again");
+        }
         return Ok(answer);
     }
     let look_up = || account.order(id).boxed();
@@ -144,7 +158,7 @@ async fn definite<'a>(
 ) -> anyhow::Result<Definite> {
     let judged = |answer: ApiResponse| {
         ensure!(
-            !answer.is_success() || is_documented(&answer.json),
+            !answer.is_success() || answer.is_temporary() || is_documented(&answer.json),
             UNEXPECTED
         );
         Ok(answer)

@@ -215,6 +215,41 @@ fn a_taken_id_is_a_success_only_if_something_was_bought() {
     }
 }
 
+/// The repeat of an order asks for the answer that was lost, waits while the order is undecided,
+/// and needs no look-up.
+#[test]
+fn a_repeat_gets_the_answer_that_was_lost() {
+    let asked = Mutex::new(0);
+    let (address, requests) = server(move |_| {
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        match *asked {
+            1 => json!({"status": "502 Bad Gateway"}),
+            2 => {
+                json!({"status": "202 Accepted\r\nX-Service-Repeat: undecided\r\nRetry-After: 1"})
+            }
+            _ => {
+                json!({"status": "200 OK\r\nX-Service-Repeat: answered", "products": [{"topup_id": TOPUP, "option_id": "o"}]})
+            }
+        }
+    });
+    let ordered = run(address, &["order", "A", "o"]);
+    let text = said(&ordered);
+    assert!(ordered.status.success(), "{text}");
+    assert!(text.contains("it is not bought again"), "{text}");
+    let asked: Vec<bool> = requests
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|request| {
+            request
+                .to_lowercase()
+                .contains("x-service-repeat: answer\r\n")
+        })
+        .collect();
+    assert_eq!(asked, [false, true, true]);
+}
+
 fn order_of(state: &str) -> Value {
     let topup = json!({"topup_id": TOPUP, "option_id": "o", "state": state});
     let order = json!({"order_id": "1", "external_order_id": "A", "state": state, "topups": [topup],

@@ -82,6 +82,7 @@ use crate::{
         create::CreateOrder,
         handshake::Handshake,
         mishap::Mishaps,
+        repeat::RepeatHeader,
     },
     pages::qr::{DRAWING, QrRenderer},
     self_service::{openapi, session::SelfService},
@@ -477,6 +478,7 @@ fn router(
         gate,
         orders,
         mishaps: Mishaps::default(),
+        repeat_header: RepeatHeader::of(&config.brand),
         metrics: parts.metrics.clone(),
     };
     let drawn = QrGate::new(

@@ -52,15 +52,19 @@ pub(crate) enum OrderResult {
     Limited,
     /// 503: this process is overloaded.
     Shed,
-    /// 422: an earlier order has its external id.
+    /// 422, or a repeat that asks for the answer and gets a 409: an earlier order has its external
+    /// id.
     Duplicate,
+    /// 200: a repeat got the answer of the order that an earlier request stored.
+    Repeated,
     /// 422: the provider rejected the purchase.
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
     /// 503: the order waited too long in the queue, so it was not stored.
     Expired,
-    /// 503: an earlier order with its external id may still be refused, so it was not stored.
+    /// 503 or 202: an earlier order with its external id may still be refused, so it was not
+    /// stored.
     Undecided,
     /// The partner hung up before its order was stored.
     HungUp,

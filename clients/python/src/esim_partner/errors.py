@@ -37,6 +37,8 @@ class Answer:
     request_id: str | None
     #: How many seconds to wait before the next request, if the answer says so.
     retry_after: int | None
+    #: What the answer to a repeat of an order says: ``answered`` or ``undecided``.
+    repeat: str | None = None
     #: The parsed body, if it is JSON. It may hold an activation code.
     json: Any = field(repr=False, default=None)
 

@@ -35,6 +35,8 @@ from .generated.models import Order, OrderState
 from .http import codes
 
 TAKEN = "external_order_id_taken"
+#: Another order has the id, as the answer to a repeat says it.
+DIFFERS = "order_differs"
 #: The wait after a 503 without ``Retry-After``.
 BUSY = 3.0
 #: The states of an order that stands: it is bought, is being bought, or failed later. Its id is not free.
@@ -91,8 +93,8 @@ class PlacedOrder:
     topups: tuple[PlacedTopup, ...]
     #: Whether an earlier request had stored the order, for example one whose answer was lost.
     stored_before: bool
-    #: As the answer or the look-up showed it. Units of an order that was stored before may have failed since; then it is
-    #: ``PARTLY_FAILED`` or ``FAILED``.
+    #: As the answer or the look-up showed it. Units of an order that an earlier call stored may have failed since; then it
+    #: is ``PARTLY_FAILED`` or ``FAILED``.
     state: OrderState = OrderState.PROCESSING
 
 
@@ -105,6 +107,8 @@ class Request:
     until: float
     parameters: Mapping[str, str] | None = None
     body: Any = None
+    #: Whether the answer of an earlier request is asked for, if that one has stored the order.
+    is_repeat: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,13 @@ def order(
     # When the last request was sent that got no answer. It may be stored even after a later one was refused. An earlier
     # call, perhaps of a process that crashed, may have sent one just before this call.
     unanswered: float | None = None if first_call else began
+    is_repeat = False
     for pause in itertools.chain(waits.first, itertools.repeat(waits.then)):
         sent = time.monotonic()
-        outcome = yield Request("POST", "/orders", until, body=body)
+        # The first request of a call does not ask for the answer of an earlier call, which may be long ago: the look-up
+        # shows what has become of the order since.
+        outcome = yield Request("POST", "/orders", until, body=body, is_repeat=is_repeat)
+        is_repeat = True
         # Why this answer decides nothing, for the message at the end.
         problem: Exception = outcome.error if isinstance(outcome, NoAnswer) else ApiError(outcome)
         if isinstance(outcome, NoAnswer):
@@ -159,7 +167,9 @@ def order(
                 is_in_doubt, unanswered = True, sent
         elif outcome.status == 201 and (topups := _created(outcome, ordered)):
             return PlacedOrder(external_order_id, topups, stored_before=False)
-        elif outcome.status == 422 and TAKEN in outcome.codes:
+        elif outcome.status == 200 and outcome.repeat == "answered" and (topups := _created(outcome, ordered)):
+            return PlacedOrder(external_order_id, topups, stored_before=True)
+        elif (outcome.status == 422 and TAKEN in outcome.codes) or (outcome.status == 409 and DIFFERS in outcome.codes):
             found = yield from _taken(external_order_id, waits, until, outcome)
             if found and found.state in STANDING:
                 if not _is_same(found, ordered):
@@ -270,6 +280,7 @@ def answer(response: httpx.Response, brand: str) -> Answer:
         status=response.status_code,
         codes=codes(response.headers, brand),
         messages=tuple(message for message in messages if isinstance(message, str)),
+        repeat=response.headers.get(f"X-{brand}-Repeat"),
         request_id=response.headers.get("X-Request-Id"),
         retry_after=_seconds(response.headers.get("Retry-After", "")),
         json=body,
@@ -379,7 +390,7 @@ def _topups(entries: Any) -> tuple[PlacedTopup, ...]:
 
 
 def _created(answer: Answer, ordered: Counter[UUID]) -> tuple[PlacedTopup, ...] | None:
-    """The topups of a 201, if it is as documented: one for each unit that was ordered."""
+    """The topups of a 201 or of its repeat, if it is as documented: one for each unit that was ordered."""
     try:
         topups = _topups(answer.json["products"])
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -403,7 +414,7 @@ def _is_wrong(answer: Answer) -> bool:
 
 def _stored_nothing(answer: Answer) -> bool:
     """The service says that this request stored nothing, and a repeat can succeed."""
-    return answer.status in (408, 429, 503)
+    return answer.status in (408, 429, 503) or (answer.status == 202 and answer.repeat == "undecided")
 
 
 def _wait(outcome: Outcome, otherwise: float) -> float:

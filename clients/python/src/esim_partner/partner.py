@@ -74,6 +74,8 @@ class _Account:
             arguments["params"] = dict(request.parameters)
         if request.body is not None:
             arguments["json"] = request.body
+        if request.is_repeat:
+            arguments["headers"] = {f"X-{self._brand}-Repeat": "answer"}
         return arguments
 
 

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use desk::operator::{self, orders::OrderView};
-use domain::{PartnerId, PlacementId, PlacementState, Reason, reason::ReasonCode};
+use domain::{OrderId, PartnerId, PlacementId, PlacementState, Reason, reason::ReasonCode};
 use sqlx::Connection;
-use store::orders::{self, NewOrder, PlacementRefusal};
+use store::orders::{self, NewOrder, NewTopup, PlacementRefusal};
 use store::placements::{self, AttemptOutcome, PlacementClaim, PlacementSettlement};
 use testkit::wait;
 
@@ -411,6 +411,41 @@ async fn an_order_is_decided_once_it_cannot_be_refused() {
         status(&bench.stored(answered).await).await.unwrap().decided,
         "its answer waits for no verdict"
     );
+}
+
+#[tokio::test]
+async fn the_answer_of_an_order_can_be_made_of_its_rows() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    // Two placements, whose units take turns in the answer.
+    let two = NewOrder {
+        placements: vec![part(PROVIDER, &[2, 0]), part("other", &[1, 3])],
+        ..order(partner, 0)
+    };
+    let stored = bench.stored(two).await;
+    bench.stored(order(partner, 2)).await;
+    let mut connection = bench.as_role("ingress").await;
+    let status = orders::status(&mut connection, partner, &stored.external_order_id).await;
+    assert_eq!(status.unwrap().unwrap().order_id, Some(stored.order_id));
+    let mut expected: Vec<&NewTopup> = stored
+        .placements
+        .iter()
+        .flat_map(|placement| &placement.topups)
+        .collect();
+    expected.sort_unstable_by_key(|topup| topup.position);
+    let units = orders::units(&mut connection, stored.order_id).await;
+    let units: Vec<_> = units
+        .unwrap()
+        .into_iter()
+        .map(|unit| (unit.topup_id, unit.option_id))
+        .collect();
+    let expected: Vec<_> = expected
+        .into_iter()
+        .map(|topup| (topup.topup_id.clone(), topup.agreed.option_id))
+        .collect();
+    assert_eq!(units, expected);
+    let none = orders::units(&mut connection, OrderId::new()).await;
+    assert!(none.unwrap().is_empty());
 }
 
 /// Three orders with one id: the second one asks for the first while that is refused, and the third

@@ -30,6 +30,13 @@ pub(crate) enum ErrorCode {
     #[strum(props(status = 400, bought = "no", message = "Header {} is repeated"))]
     RepeatedHeader,
 
+    #[strum(props(
+        status = 400,
+        bought = "no",
+        message = "Header {} must be answer, or be left out"
+    ))]
+    RepeatInvalid,
+
     #[strum(props(status = 400, bought = "no", message = "Invalid JSON format"))]
     InvalidJson,
 
@@ -60,7 +67,11 @@ pub(crate) enum ErrorCode {
     #[strum(props(status = 404, bought = "no", message = "Not found"))]
     NotFound,
 
-    #[strum(props(status = 410, message = "The order is archived; ask us if you need it"))]
+    #[strum(props(
+        status = 410,
+        bought = "no, but **an earlier request ordered it**",
+        message = "The order is archived; ask us if you need it"
+    ))]
     OrderArchived,
 
     #[strum(props(status = 405, bought = "no", message = "Method not allowed"))]
@@ -132,6 +143,13 @@ pub(crate) enum ErrorCode {
         message = "External order id has already been taken"
     ))]
     ExternalOrderIdTaken,
+
+    #[strum(props(
+        status = 409,
+        bought = "no, but **an earlier request ordered something else**",
+        message = "An earlier order with this external order id has other units; look it up, or choose a new id"
+    ))]
+    OrderDiffers,
 
     #[strum(props(status = 422, bought = "no", message = "Products can't be blank"))]
     ProductsBlank,

@@ -9,6 +9,8 @@
 use utoipa::{ToResponse, ToSchema};
 use uuid::Uuid;
 
+use crate::http::codes::ErrorCode;
+
 /// The body of create-order.
 #[derive(ToSchema)]
 pub(crate) struct OrderRequest {
@@ -19,6 +21,28 @@ pub(crate) struct OrderRequest {
     external_order_id: String,
     #[schema(min_items = 1)]
     products: Vec<OrderItem>,
+}
+
+/// What a repeat of an order asks for.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Repeat {
+    /// The answer of the order that an earlier request stored.
+    Answer,
+}
+
+/// The order of an earlier request may still be refused.
+#[derive(serde::Serialize, ToSchema)]
+pub(crate) struct UndecidedOrder {
+    message: &'static str,
+}
+
+impl UndecidedOrder {
+    pub(crate) fn new() -> Self {
+        Self {
+            message: ErrorCode::OrderUndecided.message(),
+        }
+    }
 }
 
 /// An item of an order: an option and how many units of it are ordered.

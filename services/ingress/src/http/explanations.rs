@@ -20,6 +20,10 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              cause is a library that, on a retry, adds the new headers to those of the \
              earlier attempt."
         }
+        ErrorCode::RepeatInvalid => {
+            "`X-Service-Repeat` has another value than `answer`. Send it exactly like this, or leave \
+             the header out."
+        }
         ErrorCode::InvalidJson => {
             "The body is missing, empty or not valid JSON, or its objects and arrays are \
              nested more than 128 deep."
@@ -115,8 +119,16 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
         ErrorCode::ExternalOrderIdTaken => {
             "An earlier order has this id and is stored. This request ordered nothing, even \
              if its body differs. `Location` names the earlier order; look it up, and \
-             refund your customer only for units that are `failed`. If you meant another \
-             order, choose a new id for it."
+             refund your customer only for units that are `failed`. With the header \
+             `X-Service-Repeat: answer` a repeat gets the answer of the earlier order \
+             instead. If you meant another order, choose a new id for it."
+        }
+        ErrorCode::OrderDiffers => {
+            "Your request has `X-Service-Repeat: answer`, but the stored order with this id has \
+             other units: other options, other numbers of units, or the same ones in another \
+             order. This request ordered nothing. `Location` names the stored order. If this \
+             is a repeat, send the same items as the first time; if you meant another order, \
+             choose a new id for it."
         }
         ErrorCode::ProductsBlank => "`products` is missing or empty. Send at least one item.",
         ErrorCode::ProductsInvalid => {

@@ -34,7 +34,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{OptionId, PartnerId, TopupIds};
+use domain::{OptionId, OrderId, PartnerId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -46,12 +46,10 @@ use pipeline::{
     timing::ANSWER,
 };
 use runtime::{Shutdown, clock::Moment};
-use serde::Serialize;
-use store::orders::{NewOrder, NewTopup, OrderStatus};
+use store::orders::{NewOrder, NewTopup, OrderStatus, OrderedUnit};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use utoipa::ToSchema;
 
 use crate::{
     access::{admission::AdmittedOrder, directory::Directory},
@@ -61,8 +59,10 @@ use crate::{
     },
     metrics::{Metrics, OrderResult},
     orders::{
+        answer::created_body,
         decide,
         handshake::{Handshake, PendingAnswer},
+        repeat::{self, IfTaken, RepeatAnswer},
         result,
     },
 };
@@ -88,7 +88,14 @@ pub(crate) struct CreatedAnswer {
     pub(crate) left: oneshot::Sender<()>,
 }
 
-pub(crate) type OrderAnswer = Result<CreatedAnswer, ApiError>;
+/// What a request gets that succeeds.
+pub(crate) enum OrderSuccess {
+    Created(CreatedAnswer),
+    /// An earlier request has stored the order, and this one asks for its answer.
+    Repeated(RepeatAnswer),
+}
+
+pub(crate) type OrderAnswer = Result<OrderSuccess, ApiError>;
 
 pub(crate) struct OrderService {
     pub(crate) database: Database,
@@ -146,10 +153,25 @@ struct StoredOrder {
 
 /// What has become of the earlier order with the same external id.
 enum EarlierOrder {
-    /// It is carried out.
-    Stands,
+    /// It is carried out. An archived order has no rows, and so no id here.
+    Stands(Option<OrderId>),
     /// It was refused, so its external id is free again.
     Refused,
+    /// It may still be refused.
+    Undecided,
+}
+
+/// Why an order was not stored.
+enum NotStored {
+    /// An earlier order has its external id, whose answer this request gets.
+    Repeated(RepeatAnswer),
+    Failed(ApiError),
+}
+
+impl From<ApiError> for NotStored {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 pub(crate) struct InsertResult {
@@ -197,21 +219,6 @@ impl BatchWriter for InsertAndAnnounce {
     }
 }
 
-/// The answer of create-order: one entry for each unit, in the order of the items.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct CreatedOrder<'a> {
-    products: Vec<CreatedProduct<'a>>,
-}
-
-/// One unit of the order.
-#[derive(Serialize, ToSchema)]
-struct CreatedProduct<'a> {
-    #[schema(example = "20250129123456123456789012")]
-    topup_id: &'a str,
-    #[schema(value_type = Uuid)]
-    option_id: OptionId,
-}
-
 impl OrderService {
     /// Stores an order in a task of its own, and returns where its answer will arrive. The task
     /// goes on if the handler is gone, because after the commit the order has to be completed. The
@@ -219,12 +226,15 @@ impl OrderService {
     pub(crate) fn submit(
         self: &Arc<Self>,
         order: NewOrder,
+        if_taken: IfTaken,
         admitted: AdmittedOrder,
     ) -> oneshot::Receiver<OrderAnswer> {
         let (answer, answered) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move {
-            orders.store_and_answer(order, answer, &admitted).await;
+            orders
+                .store_and_answer(order, if_taken, answer, &admitted)
+                .await;
             drop(admitted);
         };
         // The task continues the trace of the request. It is no part of the request's span, because
@@ -240,6 +250,7 @@ impl OrderService {
     async fn store_and_answer(
         &self,
         mut order: NewOrder,
+        if_taken: IfTaken,
         mut answer: oneshot::Sender<OrderAnswer>,
         admitted: &AdmittedOrder,
     ) {
@@ -255,10 +266,17 @@ impl OrderService {
         // after it.
         let awaited = order.awaits_verdicts();
         let pending_answer = awaited.then(|| self.handshake.expect_reports(&order));
-        let sent = match self.store_unless_taken(&mut order, &mut answer).await {
+        let stored = self.store_unless_taken(&mut order, if_taken, &mut answer);
+        let sent = match stored.await {
             Ok(sent) => sent,
-            Err(error) => {
-                self.fail(order.partner_id, error, answer);
+            Err(not_stored) => {
+                match not_stored {
+                    NotStored::Repeated(repeated) => {
+                        self.count_repeat(order.partner_id, &repeated);
+                        let _ = answer.send(Ok(OrderSuccess::Repeated(repeated)));
+                    }
+                    NotStored::Failed(error) => self.fail(order.partner_id, error, answer),
+                }
                 if let Some(pending_answer) = pending_answer {
                     pending_answer.unanswered();
                 }
@@ -393,6 +411,15 @@ impl OrderService {
         let _ = answer.send(Err(error));
     }
 
+    /// Counts a request that gets the answer of an earlier order.
+    pub(super) fn count_repeat(&self, partner: PartnerId, repeated: &RepeatAnswer) {
+        let result = match repeated {
+            RepeatAnswer::Same(_) => OrderResult::Repeated,
+            RepeatAnswer::Undecided => OrderResult::Undecided,
+        };
+        self.metrics.order(partner, result, 0);
+    }
+
     /// Stores the order, unless its external id is taken. Returns the moment at which the statement
     /// was sent.
     ///
@@ -404,12 +431,14 @@ impl OrderService {
     ///
     /// If the earlier order was refused, this request tries to store its own order again. It ends
     /// with a 503 if that has not worked after the longest time that one order can take to be
-    /// decided, and at once if too many requests wait already.
+    /// decided, and at once if too many requests wait already. A request that asks for the answer
+    /// of the earlier order is told instead that it is undecided.
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
+        if_taken: IfTaken,
         answer: &mut oneshot::Sender<OrderAnswer>,
-    ) -> Result<Moment, ApiError> {
+    ) -> Result<Moment, NotStored> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut place = None;
         loop {
@@ -417,16 +446,24 @@ impl OrderService {
             if inserted.stored {
                 return Ok(inserted.sent);
             }
-            match self
-                .until_decided(order, give_up, &mut place, answer)
-                .await?
-            {
-                EarlierOrder::Stands => {
+            let earlier = self.until_decided(order, give_up, &mut place, answer);
+            match (earlier.await?, if_taken) {
+                (EarlierOrder::Refused, _) if Instant::now() < give_up => {}
+                (EarlierOrder::Stands(_), IfTaken::Refuse) => {
                     let taken = RequestFault::new(ErrorCode::ExternalOrderIdTaken);
-                    return Err(ApiError::Unprocessable(vec![taken]));
+                    return Err(ApiError::Unprocessable(vec![taken]).into());
                 }
-                EarlierOrder::Refused if Instant::now() >= give_up => return Err(UNDECIDED_ORDER),
-                EarlierOrder::Refused => {}
+                (EarlierOrder::Stands(earlier), IfTaken::Answer) => {
+                    let units = self.stored_units(earlier).await?;
+                    let wanted = in_order(order).map(|topup| Some(topup.agreed.option_id));
+                    return Err(NotStored::Repeated(repeat::answer(&units, wanted)?));
+                }
+                (EarlierOrder::Refused | EarlierOrder::Undecided, IfTaken::Refuse) => {
+                    return Err(UNDECIDED_ORDER.into());
+                }
+                (EarlierOrder::Refused | EarlierOrder::Undecided, IfTaken::Answer) => {
+                    return Err(NotStored::Repeated(RepeatAnswer::Undecided));
+                }
             }
         }
     }
@@ -443,16 +480,21 @@ impl OrderService {
         answer: &mut oneshot::Sender<OrderAnswer>,
     ) -> Result<EarlierOrder, ApiError> {
         let mut pause = FIRST_PAUSE;
-        while let Some(earlier) = self.status(order).await? {
+        while let Some(earlier) = self
+            .status(order.partner_id, &order.external_order_id)
+            .await?
+        {
             if earlier.decided {
-                return Ok(EarlierOrder::Stands);
+                return Ok(EarlierOrder::Stands(earlier.order_id));
             }
             if Instant::now() >= give_up {
-                return Err(UNDECIDED_ORDER);
+                return Ok(EarlierOrder::Undecided);
             }
             if place.is_none() {
-                let free = self.duplicates.try_acquire();
-                *place = Some(free.map_err(|_| UNDECIDED_ORDER)?);
+                let Ok(free) = self.duplicates.try_acquire() else {
+                    return Ok(EarlierOrder::Undecided);
+                };
+                *place = Some(free);
             }
             tokio::select! {
                 () = tokio::time::sleep(pause.min(earlier.undecided_for)) => {}
@@ -464,12 +506,46 @@ impl OrderService {
         Ok(EarlierOrder::Refused)
     }
 
-    /// Reads the status of the order that has this order's external id, if one stands.
-    async fn status(&self, order: &NewOrder) -> Result<Option<OrderStatus>, ApiError> {
+    /// Reads the status of the partner's order with this external id, if one stands.
+    async fn status(
+        &self,
+        partner: PartnerId,
+        external_order_id: &str,
+    ) -> Result<Option<OrderStatus>, ApiError> {
         let status = self.database.run(async |connection| {
-            store::orders::status(connection, order.partner_id, &order.external_order_id).await
+            store::orders::status(connection, partner, external_order_id).await
         });
         status.await.map_err(ApiError::internal)
+    }
+
+    /// Reads the units of an order whose status says that it stands.
+    async fn stored_units(&self, order: Option<OrderId>) -> Result<Vec<OrderedUnit>, ApiError> {
+        let Some(order) = order else {
+            return Ok(Vec::new());
+        };
+        let units = self
+            .database
+            .run(async |connection| store::orders::units(connection, order).await);
+        units.await.map_err(ApiError::internal)
+    }
+
+    /// The answer to a repeat that asks for these options, although no order can be made of it now,
+    /// because the catalogue has changed since the first request. `None` if no order has its
+    /// external id.
+    pub(super) async fn repeat_of(
+        &self,
+        partner: PartnerId,
+        external_order_id: &str,
+        wanted: Vec<Option<OptionId>>,
+    ) -> Result<Option<RepeatAnswer>, ApiError> {
+        let Some(earlier) = self.status(partner, external_order_id).await? else {
+            return Ok(None);
+        };
+        if !earlier.decided {
+            return Ok(Some(RepeatAnswer::Undecided));
+        }
+        let units = self.stored_units(earlier.order_id).await?;
+        repeat::answer(&units, wanted.into_iter()).map(Some)
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued. An
@@ -538,6 +614,13 @@ fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
         .flat_map(|placement| &placement.topups)
 }
 
+/// The units of an order as its answer lists them.
+fn in_order(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
+    let mut topups: Vec<&NewTopup> = topups(order).collect();
+    topups.sort_unstable_by_key(|topup| topup.position);
+    topups.into_iter()
+}
+
 /// Hands the jobs of an order to the publisher, which sends them in the background. A job that is
 /// lost costs time only: the sweep finds its placement.
 fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
@@ -562,28 +645,20 @@ async fn send_201_and_wait(
     deadline: Moment,
     answer: oneshot::Sender<OrderAnswer>,
 ) {
-    let mut topups: Vec<&NewTopup> = topups(order).collect();
-    topups.sort_unstable_by_key(|topup| topup.position);
-    let products = topups
-        .into_iter()
-        .map(|topup| CreatedProduct {
-            topup_id: topup.topup_id.as_str(),
-            option_id: topup.agreed.option_id,
-        })
-        .collect();
+    let units = in_order(order).map(|topup| (&topup.topup_id, topup.agreed.option_id));
     // Text and ids can always be encoded. If it failed all the same, `answer` would be dropped
     // here, and the handler would send a 500.
-    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
+    let Ok(body) = created_body(units) else {
         return;
     };
     let (left, has_left) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer
-            .send(Ok(CreatedAnswer {
-                body: body.into(),
+            .send(Ok(OrderSuccess::Created(CreatedAnswer {
+                body,
                 deadline,
                 left,
-            }))
+            })))
             .is_ok()
         {
             // After the deadline the connection sends nothing of the response any more.

@@ -28,17 +28,19 @@ use crate::{
     },
     http::{
         body,
+        codes::ErrorCode,
         connection::{Connection, answer_body},
-        described,
+        described::{self, Repeat},
         error::{self, ApiError, ErrorRecord, RateState},
         refusals::{ExternalOrderId, RequestSender},
     },
     limits::OrderSize,
     metrics::Metrics,
     orders::{
-        accept::{self, CreatedAnswer, OrderService},
-        check,
+        accept::{CreatedAnswer, OrderService, OrderSuccess},
+        answer, check,
         mishap::Mishaps,
+        repeat::{self, IfTaken, RepeatHeader},
         request::{self, Draft},
         result,
     },
@@ -49,6 +51,7 @@ pub(crate) struct CreateOrder {
     pub(crate) gate: Arc<RequestGate>,
     pub(crate) orders: Arc<OrderService>,
     pub(crate) mishaps: Mishaps,
+    pub(crate) repeat_header: RepeatHeader,
     pub(crate) metrics: Metrics,
 }
 
@@ -56,6 +59,7 @@ pub(crate) struct CreateOrder {
 /// those that the catalogue shows.
 struct Received {
     draft: Draft,
+    if_taken: IfTaken,
     admitted: AdmittedOrder,
 }
 
@@ -72,10 +76,19 @@ struct Notes {
 ///
 /// The answer names one topup for each unit of the order. When the eSIM of a topup is ready, a
 /// webhook is sent for it. Without a definite answer, which the guide defines, repeat the request
-/// with the same `external_order_id` until you get one.
+/// with the same `external_order_id` until you get one. With `X-Service-Repeat: answer` a repeat gets
+/// the answer of the first request, as a 200; without it, a 422 says that the id is taken.
 #[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::OrderRequest,
+    params(("X-Service-Repeat" = Option<Repeat>, Header, description = "Send `answer` with an order and its repeats. If an earlier request has stored the order, the repeat gets its answer: the same topups in the same order. It compares the units that are ordered; an order of other units is refused (`order_differs`)")),
     responses(
-        (status = 201, description = "The order is stored", body = accept::CreatedOrder,
+        (status = 200, description = "Only with `X-Service-Repeat: answer`: an earlier request stored this order, and this is its answer. Nothing more is bought", body = answer::CreatedOrder,
+            headers(("Location" = String, description = "The path of the order"), ("X-Service-Repeat" = String, description = "`answered`"))),
+        (status = 202, description = "Only with `X-Service-Repeat: answer`: an earlier request with this `external_order_id` has no answer yet, and its order may still be refused. This request stored nothing; send it again after `Retry-After` seconds", body = described::UndecidedOrder,
+            headers(("X-Service-Repeat" = String, description = "`undecided`"))),
+        (status = 409, description = "Only with `X-Service-Repeat: answer`: an earlier request has stored an order of other units with this id (`order_differs`). Nothing is bought by this request", body = described::Message,
+            headers(("Location" = String, description = "The path of the order that is stored"))),
+        (status = 410, description = "Only with `X-Service-Repeat: answer`: an earlier request has stored an order with this id, which is archived (`order_archived`). Nothing is bought by this request", body = described::Message),
+        (status = 201, description = "The order is stored", body = answer::CreatedOrder,
             headers(("Location" = String, description = "The path of the order"))),
         (status = 400, response = described::InvalidJson),
         (status = 422, response = described::Unprocessable),
@@ -153,6 +166,7 @@ async fn receive(
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
     notes.rate = Some(app.gate.admission.count_request(&signed.partner)?);
+    let if_taken = app.repeat_header.read(headers)?;
     let most = body::most_bytes(app.gate.max_body, headers)?;
     let mut admitted = app
         .gate
@@ -177,7 +191,11 @@ async fn receive(
     if let Some(units) = units {
         notes.rate = Some(admitted.count_order(units)?);
     }
-    Ok(Received { draft, admitted })
+    Ok(Received {
+        draft,
+        if_taken,
+        admitted,
+    })
 }
 
 /// The response to an order that was read and admitted.
@@ -191,8 +209,9 @@ async fn respond(
     let location = location(orders_path, received.draft.external_order_id.as_deref());
     let created = create(app, partner, received, Arc::clone(connection)).await;
     let is_stored = match &created {
-        Ok(_) => true,
+        Ok(response) => response.status() != StatusCode::ACCEPTED,
         Err(ApiError::Unprocessable(faults)) => check::any_is_taken(faults),
+        Err(ApiError::Plain { code, .. }) => *code == ErrorCode::OrderDiffers,
         Err(_) => false,
     };
     let mut response = created.unwrap_or_else(ApiError::into_response);
@@ -210,16 +229,37 @@ async fn create(
     received: Received,
     connection: Arc<Connection>,
 ) -> Result<Response, ApiError> {
-    let checked = app.orders.check(partner, received.draft).await;
+    let Received {
+        draft,
+        if_taken,
+        admitted,
+    } = received;
+    // What a repeat asks for, in case that its options can no longer be ordered.
+    let repeated = (if_taken == IfTaken::Answer && draft.errors.is_empty())
+        .then(|| (draft.external_order_id.clone(), repeat::wanted(&draft)));
+    let mut checked = app.orders.check(partner, draft).await;
+    if let (Err(_), Some((Some(id), wanted))) = (&checked, repeated) {
+        match app.orders.repeat_of(partner.id, &id, wanted).await {
+            Ok(Some(repeated)) => {
+                app.orders.count_repeat(partner.id, &repeated);
+                return Ok(app.repeat_header.response(repeated));
+            }
+            Ok(None) => {}
+            Err(error) => checked = Err(error),
+        }
+    }
     let order = checked.inspect_err(|error| app.metrics.order(partner.id, result::of(error), 0))?;
     Span::current().record("order.id", field::display(order.order_id));
-    let answered = app.orders.submit(order, received.admitted).await;
+    let answered = app.orders.submit(order, if_taken, admitted).await;
     let answered = answered.context("the order's task ended without an answer");
     let CreatedAnswer {
         body,
         deadline,
         left,
-    } = answered.map_err(ApiError::Internal)??;
+    } = match answered.map_err(ApiError::Internal)?? {
+        OrderSuccess::Created(created) => created,
+        OrderSuccess::Repeated(repeated) => return Ok(app.repeat_header.response(repeated)),
+    };
     let headers = [(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/json"),

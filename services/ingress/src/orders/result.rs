@@ -35,6 +35,10 @@ pub(super) fn of(error: &ApiError) -> OrderResult {
                 _ => OrderResult::Invalid,
             }
         }
+        ApiError::Plain {
+            code: ErrorCode::OrderDiffers | ErrorCode::OrderArchived,
+            ..
+        } => OrderResult::Duplicate,
         ApiError::Plain { .. } => OrderResult::Invalid,
     }
 }
@@ -69,6 +73,8 @@ mod tests {
                 faults(&[ErrorCode::ProviderUnreachable, ErrorCode::ProviderRejected]),
                 "refused",
             ),
+            (plain(ErrorCode::OrderDiffers), "duplicate"),
+            (plain(ErrorCode::OrderArchived), "duplicate"),
             (faults(&[ErrorCode::ProviderUnavailable]), "unreachable"),
             (ApiError::internal(anyhow::anyhow!("a test")), "error"),
         ] {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
-    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded,
+    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded, Repeat,
     TooManyRequests, Unauthorized, Unprocessable,
 };
 use crate::{http::codes::ErrorCode, orders::create};
@@ -51,7 +51,7 @@ const PREFIX: &str = "X-Service-";
         sandbox::make_event
     ),
     components(
-        schemas(webhooks::body::WebhookBody, Message, Messages, DeniedResponse),
+        schemas(webhooks::body::WebhookBody, Message, Messages, DeniedResponse, Repeat),
         responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
             ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
@@ -139,6 +139,16 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
             let responses = &mut operation["responses"];
             if responses.get(status).is_none() {
                 responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
+            }
+        }
+        let parameters = operation
+            .get_mut("parameters")
+            .and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
+            // A header that is not sent is left out, because it cannot be null.
+            let either = parameter["schema"].get("oneOf").cloned();
+            if let (Some(either), true) = (either, parameter["in"] == "header") {
+                parameter["schema"] = either[0].clone();
             }
         }
         let responses = operation["responses"].as_object_mut().into_iter().flatten();

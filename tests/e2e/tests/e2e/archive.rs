@@ -7,6 +7,7 @@ use time::Duration;
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::partner::{ask, assert_refused, delivered, get};
+use crate::repeats::repeat;
 use crate::shop::{fresh, open};
 
 /// Moves an order 500 days into the past, with the times in its ids.
@@ -91,6 +92,9 @@ async fn an_archived_order_is_gone_for_its_partner_and_its_id_stays_taken() {
     // Ingress looks the id up in two places: when it stores an order, and when an order has faults.
     let again = shop.client.order(&id, &[(ready, 1)]).await.unwrap();
     assert_refused(&again, 422, "external_order_id_taken");
+    // Its answer is gone.
+    let repeated = repeat(&shop.client, &id, &[(ready, 1)]).await.unwrap();
+    assert_refused(&repeated, 410, "order_archived");
     let faulty = shop.client.order(&id, &[(ready, 0)]).await.unwrap();
     assert!(
         faulty.headers["x-service-error"]

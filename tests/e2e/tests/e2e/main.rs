@@ -2,7 +2,7 @@
 //! outside by partners and operators, with faults.
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
-//! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
+//! - [`webhook`], [`ordering`], [`duplicates`], [`repeats`], [`shell`]: what partners rely on.
 //! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
 //!   are notified of; [`notices`]: also on another channel. [`pages`]: what they read.
 //! - [`redeliveries`]: missed webhooks are listed, and sent again by one request.
@@ -65,6 +65,7 @@ mod qr;
 mod recover;
 mod redeliveries;
 mod refused;
+mod repeats;
 mod replicas;
 mod resilience;
 mod rotation;
