@@ -42,8 +42,8 @@ pub use self::{
         set_channel, verify_channel,
     },
     orders::{
-        OrderHead, OrderPage, OrderState, PartnerUnit, PartnerUnitState, Units, count, order,
-        orders, unit, units,
+        MOST_WITH_ICCID, NEWEST_WITH_ICCID, OrderHead, OrderPage, OrderState, PartnerUnit,
+        PartnerUnitState, Units, count, order, orders, unit, units, units_with_iccid,
     },
     sandbox::{KeyExpiryResult, expire_keys},
     webhooks::{FirstEndpoint, StoredWebhook, WebhookParts, WebhookPosition, endpoint, webhooks},

@@ -44,7 +44,7 @@ pub use ids::{
     sandbox_option,
 };
 pub use lane::lane;
-pub use lpa::{ActivationCode, Iccid, InvalidProfile};
+pub use lpa::{ActivationCode, Iccid, InvalidProfile, KnownIccid, is_separator};
 pub use reason::{Reason, StoredReason};
 pub use states::{Environment, PlacementState};
 pub use stored::{MaybeStored, Stored};

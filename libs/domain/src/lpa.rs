@@ -183,6 +183,58 @@ impl Iccid {
     }
 }
 
+/// Whether people and documents put it between the parts of an id so that it is easier to read. For
+/// example, the ICCID `8981 0000-0000 0000 001` is pasted from a PDF.
+pub fn is_separator(one: char) -> bool {
+    one.is_whitespace() || matches!(one, '-' | '_' | '\u{2010}'..='\u{2014}' | '\u{2212}')
+}
+
+/// What somebody knows of the number of an eSIM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KnownIccid {
+    /// The forms in which the number may be stored: as it is, and with or without its check digit,
+    /// because one of the two sides may have left it out.
+    Whole(Vec<String>),
+    /// The last six digits, which customers read to a support.
+    End(String),
+}
+
+impl KnownIccid {
+    /// Reads the digits, which may have separators between them. `None` if they are neither a whole
+    /// number nor the last six digits of one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: String = text.chars().filter(|one| !is_separator(*one)).collect();
+        if digits.len() == 6 && digits.bytes().all(|digit| digit.is_ascii_digit()) {
+            return Some(Self::End(digits));
+        }
+        let Iccid(whole) = Iccid::parse(&digits).ok()?;
+        let mut forms = Vec::with_capacity(3);
+        if whole.len() < 20 {
+            forms.push(format!("{whole}{}", check_digit(&whole)));
+        }
+        let (without, last) = whole.split_at(whole.len() - 1);
+        if whole.len() > 18 && last == check_digit(without).to_string() {
+            forms.push(without.to_owned());
+        }
+        forms.insert(0, whole);
+        Some(Self::Whole(forms))
+    }
+}
+
+/// The check digit that belongs behind these digits, by the algorithm of Luhn.
+fn check_digit(digits: &str) -> u32 {
+    let doubled = |(nth, digit): (usize, u8)| {
+        let digit = u32::from(digit - b'0');
+        match (nth % 2 == 0, digit * 2) {
+            (true, twice) if twice > 9 => twice - 9,
+            (true, twice) => twice,
+            (false, _) => digit,
+        }
+    };
+    let sum: u32 = digits.bytes().rev().enumerate().map(doubled).sum();
+    (10 - sum % 10) % 10
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -197,6 +249,37 @@ mod tests {
             "LPA:1$smdp.example.com$QR-G-5C-1LS-1W1Z9P7"
         );
         assert_eq!(ActivationCode::parse(&code.download_link()), Ok(code));
+    }
+
+    #[test]
+    fn a_number_is_known_with_and_without_its_check_digit() {
+        let whole = |text: &str| match KnownIccid::parse(text) {
+            Some(KnownIccid::Whole(forms)) => forms,
+            other => panic!("{text}: {other:?}"),
+        };
+        // Of 20 digits, the last one is the check digit of the others.
+        let [with, without] = ["89014103211118510738", "8901410321111851073"];
+        assert_eq!(whole(with), [with, without]);
+        assert_eq!(whole(without), [without, with]);
+        assert_eq!(whole(" 8901 4103-2111\u{2013}1851 0738"), [with, without]);
+        assert_eq!(whole("8901410321111851073F"), [without, with]);
+        // A last digit that is no check digit is a part of the number.
+        assert_eq!(whole("89014103211118510731"), ["89014103211118510731"]);
+        let short = "891004234814455936";
+        assert_eq!(whole(short), [short.to_owned(), format!("{short}1")]);
+        assert!(whole("8910042348144559361").contains(&short.to_owned()));
+        let end = KnownIccid::End("510720".to_owned());
+        assert_eq!(KnownIccid::parse("510 720"), Some(end));
+        for neither in [
+            "",
+            "51072",
+            "5107200",
+            "51072x",
+            "89014103211118510",
+            "890141032111185107201",
+        ] {
+            assert_eq!(KnownIccid::parse(neither), None, "{neither}");
+        }
     }
 
     #[test]

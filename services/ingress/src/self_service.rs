@@ -51,6 +51,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<SelfService>>)> {
             "/orders/{external_order_id}",
             get(orders::show).delete(orders::cancel),
         ),
+        ("/topups", get(topups::list)),
         ("/topups/{topup_id}", get(topups::show)),
         ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
         ("/topups/{topup_id}/redeliver", post(topups::redeliver)),

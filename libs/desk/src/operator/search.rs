@@ -1,22 +1,22 @@
 //! One search for everything that somebody who asks "where is this order" may have at hand.
 //!
 //! It takes seven kinds of ids and finds each by an index: an external order id, an order,
-//! placement or topup id, an ICCID (with blanks or dashes between its digits), the provider's
-//! number of a purchase or of a unit, and the id or access key of a partner. Ids of units are
-//! indexed together with their provider, so these look-ups go through all known providers. Refused
-//! requests are found by their external order id or request id, too. If no order has the id as it
-//! is, those are found whose order, placement or topup id or ICCID begins with it; and of the
-//! newest orders, those whose external order id does, because a prefix of that has no index, which
-//! each order would have to write. For the same reason the trace id of a request and the last six
-//! or more digits of an ICCID are looked for among the newest ones. Partners are found by any part
-//! of their name. Upper and lower case, blanks, dashes and underscores do not matter: an order
-//! that is only written in another way is found by its other spellings, and if nothing is found,
-//! those ids are that differ in one character ([`meant`]).
+//! placement or topup id, an ICCID (with blanks or dashes between its digits, with or without its
+//! check digit), the provider's number of a purchase or of a unit, and the id or access key of a
+//! partner. Ids of units are indexed together with their provider, so these look-ups go through all
+//! known providers. Refused requests are found by their external order id or request id, too. If no
+//! order has the id as it is, those are found whose order, placement or topup id or ICCID begins
+//! with it; and of the newest orders, those whose external order id does, because a prefix of that
+//! has no index, which each order would have to write. For the same reason the trace id of a
+//! request and the last six or more digits of an ICCID are looked for among the newest ones.
+//! Partners are found by any part of their name. Upper and lower case, blanks, dashes and
+//! underscores do not matter: an order that is only written in another way is found by its other
+//! spellings, and if nothing is found, those ids are that differ in one character ([`meant`]).
 
 mod meant;
 
 use accounts::refused::{self, RefusedRequestView};
-use domain::{Iccid, PartnerId};
+use domain::{KnownIccid, PartnerId};
 use pg::{Error, Result};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -283,7 +283,10 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
 
 async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> {
     let uuid: Option<Uuid> = id.parse().ok();
-    let iccid = Iccid::parse(&without_separators(id)).ok();
+    let iccids = match KnownIccid::parse(id) {
+        Some(KnownIccid::Whole(forms)) => forms,
+        Some(KnownIccid::End(_)) | None => Vec::new(),
+    };
     let query = sqlx::query_as!(
         StoredHit,
         r#"WITH known (provider) AS MATERIALIZED (
@@ -297,7 +300,7 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
                          FROM esims e
                          JOIN topups t ON t.topup_id = e.topup_id
                          JOIN placements p ON p.placement_id = t.placement_id
-                         WHERE e.iccid = $3
+                         WHERE e.iccid = ANY ($3)
                UNION ALL SELECT p.order_id, 'provider'
                          FROM known
                          JOIN esims e ON e.provider = known.provider AND e.provider_unit_id = $2
@@ -316,7 +319,7 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
            ORDER BY o.order_id DESC LIMIT $4"#,
         uuid,
         id,
-        iccid.as_ref().map(Iccid::as_str),
+        &iccids,
         MOST,
     );
     let rows = query.fetch_all(&mut *connection).await?.into_iter();
@@ -413,7 +416,7 @@ async fn any_of_refused(connection: &mut PgConnection, ids: &[String]) -> Result
 /// The text without what people put between its parts.
 fn without_separators(id: &str) -> String {
     id.chars()
-        .filter(|one| !meant::is_separator(*one))
+        .filter(|one| !domain::is_separator(*one))
         .collect()
 }
 

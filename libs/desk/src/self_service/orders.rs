@@ -2,7 +2,7 @@
 //! states of placements and topups, because a partner need not know how a purchase works.
 
 use domain::{
-    Agreed, MaybeStored, OrderId, PartnerId, StoredAgreed, TopupId,
+    Agreed, KnownIccid, MaybeStored, OrderId, PartnerId, StoredAgreed, TopupId,
     standing::{self, DeliveryState, Rows, ShownState},
 };
 use pg::Result;
@@ -245,6 +245,73 @@ pub async fn unit(
     );
     let found: Option<Result<PartnerUnit>> = found.next();
     Ok(Unflushed::of(found.transpose()?))
+}
+
+/// The maximum number of topups that a look-up by the number of an eSIM returns.
+pub const MOST_WITH_ICCID: i64 = 20;
+/// The newest topups of a partner, among which the last six digits of a number are looked for,
+/// because no index finds the end of a text.
+pub const NEWEST_WITH_ICCID: i64 = 5_000;
+
+/// The partner's units whose eSIMs have this number, the newest first.
+pub async fn units_with_iccid(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    iccid: &KnownIccid,
+) -> Result<Unflushed<Vec<PartnerUnit>>> {
+    let topup_ids = match iccid {
+        KnownIccid::Whole(forms) => with_whole_iccid(&mut *connection, partner_id, forms).await?,
+        KnownIccid::End(end) => with_end_of_iccid(&mut *connection, partner_id, end).await?,
+    };
+    let units: Result<Vec<PartnerUnit>> = units!(
+        connection,
+        "topup_id = ANY ($2) AND partner_id = $1 ORDER BY topup_id DESC",
+        partner_id.uuid(),
+        &topup_ids
+    )
+    .collect();
+    Ok(Unflushed::of(units?))
+}
+
+async fn with_whole_iccid(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    forms: &[String],
+) -> Result<Vec<String>> {
+    let query = sqlx::query_scalar!(
+        "SELECT e.topup_id FROM esims e
+         JOIN topups t ON t.topup_id = e.topup_id
+         JOIN placements p ON p.placement_id = t.placement_id
+         WHERE e.iccid = ANY ($2) AND p.partner_id = $1 ORDER BY e.topup_id DESC LIMIT $3",
+        partner_id.uuid(),
+        forms,
+        MOST_WITH_ICCID,
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+async fn with_end_of_iccid(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    end: &str,
+) -> Result<Vec<String>> {
+    // Each eSIM is looked up by itself, because for many at once the planner would read the table.
+    let query = sqlx::query_scalar!(
+        "SELECT e.topup_id
+         FROM (SELECT t.topup_id
+               FROM (SELECT order_id FROM orders WHERE partner_id = $1 ORDER BY order_id DESC LIMIT $4) o
+               CROSS JOIN LATERAL (SELECT placement_id FROM placements p WHERE p.order_id = o.order_id LIMIT $4) p
+               CROSS JOIN LATERAL (SELECT topup_id FROM topups t WHERE t.placement_id = p.placement_id LIMIT $4) t
+               LIMIT $4) newest
+         CROSS JOIN LATERAL (SELECT topup_id FROM esims e
+                             WHERE e.topup_id = newest.topup_id AND right(e.iccid, 6) = $2 LIMIT 1) e
+         ORDER BY e.topup_id DESC LIMIT $3",
+        partner_id.uuid(),
+        end,
+        MOST_WITH_ICCID,
+        NEWEST_WITH_ICCID,
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// A page of orders, the newest first.

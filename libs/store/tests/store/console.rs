@@ -339,6 +339,11 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .await;
     let iccid = iccid(&topup).as_str().to_owned();
     let spaced = format!(" {} {} ", &iccid[..4], &iccid[4..]);
+    let checked = match domain::KnownIccid::parse(&iccid) {
+        Some(domain::KnownIccid::Whole(forms)) => forms[1].clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(checked.len(), iccid.len() + 1, "with its check digit");
     let end = iccid[iccid.len() - 6..].to_owned();
     let mut console = bench.as_role("console").await;
     for (id, by) in [
@@ -348,6 +353,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         (topup.to_string(), MatchedId::Topup),
         (iccid, MatchedId::Iccid),
         (spaced, MatchedId::Iccid),
+        (checked, MatchedId::Iccid),
         (end, MatchedId::Iccid),
         (trace.to_uppercase(), MatchedId::Trace),
         (format!("unit-{topup}"), MatchedId::Provider),

@@ -9,7 +9,8 @@ use desk::self_service::{
     StoredWebhook, WebhookParts, WebhookPosition,
 };
 use domain::{
-    DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::EventKind, standing,
+    DeliveryId, EndpointKey, KnownIccid, OrderId, PartnerId, TopupId, WebhookId, event::EventKind,
+    standing,
 };
 use pg::actions::Mode;
 use store::deliveries::events::{self, EventPage};
@@ -684,4 +685,62 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
             .unwrap();
         assert_eq!(resent.resent, expected, "{filter:?}");
     }
+}
+
+#[tokio::test]
+async fn units_are_found_by_the_number_of_their_esim() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let stored = bench.stored(answered(partner, 3)).await;
+    let stranger = bench.stored(answered(PartnerId::new(), 1)).await;
+    for one in [&stored, &stranger] {
+        bench.claim(&[placement(one)]).await;
+        let units = topups(one).iter().map(ready).collect();
+        let settled = bought(placement(one), 1, units, true);
+        bench.settle(&[settled]).await;
+    }
+    let [with, without, other] = [
+        "89014103211118510720",
+        "8901410321111851073",
+        "89014103211118519990",
+    ];
+    let mine = topups(&stored);
+    let theirs = &topups(&stranger)[0];
+    for (topup, number) in mine.iter().zip([with, without, other]) {
+        let set = format!("UPDATE esims SET iccid = '{number}' WHERE topup_id = $1");
+        bench.sql(&set.replace("$1", &format!("'{topup}'"))).await;
+    }
+    bench
+        .sql(&format!(
+            "UPDATE esims SET iccid = '{with}' WHERE topup_id = '{theirs}'"
+        ))
+        .await;
+    let mut connection = bench.as_role("ingress").await;
+    let mut found = async |partner: PartnerId, text: &str| {
+        let known = KnownIccid::parse(text).unwrap();
+        let units = self_service::units_with_iccid(&mut connection, partner, &known).await;
+        let units = units.told(&mut connection).await;
+        let ids = units.into_iter().map(|unit| unit.topup_id);
+        ids.collect::<Vec<TopupId>>()
+    };
+    for (text, nth) in [
+        (with, 0),
+        ("8901 4103-2111 1851 0720", 0),
+        ("8901410321111851072", 0),
+        (without, 1),
+        ("89014103211118510738", 1),
+        (other, 2),
+        ("519 990", 2),
+        ("510720", 0),
+        ("851073", 1),
+    ] {
+        assert_eq!(found(partner, text).await, [mine[nth].clone()], "{text}");
+    }
+    for text in ["89014103211118510721", "851999", "890141"] {
+        assert!(found(partner, text).await.is_empty(), "{text}");
+    }
+    let of_stranger = found(stranger.partner_id, with).await;
+    assert_eq!(of_stranger, std::slice::from_ref(theirs));
+    assert_eq!(found(stranger.partner_id, "510720").await, of_stranger);
+    assert!(found(PartnerId::new(), with).await.is_empty());
 }

@@ -270,6 +270,12 @@ pub(crate) enum ErrorCode {
     #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
     WaitInvalid,
 
+    #[strum(props(
+        status = 422,
+        message = "Iccid must have 18 to 20 digits, or be the last six of them"
+    ))]
+    IccidInvalid,
+
     #[strum(props(status = 422, message = "Endpoint id must be a UUID"))]
     EndpointIdInvalid,
 

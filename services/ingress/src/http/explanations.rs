@@ -229,6 +229,10 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "`wait` is not a whole number of seconds from 0 to 65535. We wait for at most \
              about 20 s, also if you send a larger number."
         }
+        ErrorCode::IccidInvalid => {
+            "`iccid` is missing, or is neither an ICCID of 18 to 20 digits nor the last six \
+             digits of one. Blanks and hyphens between the digits do not matter."
+        }
         ErrorCode::EndpointIdInvalid => {
             "`endpoint_id` is not the id of an endpoint, which is a UUID with hyphens. `GET \
              /endpoints` lists yours."

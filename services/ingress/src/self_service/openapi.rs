@@ -40,8 +40,8 @@ const PREFIX: &str = "X-Service-";
         (url = "/v1/api_partner", description = "The same service without the leading `/api`")
     ),
     paths(
-        create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
-        topups::redeliver, esims::usage, esims::give_back,
+        create::create_order, orders::list, orders::show, orders::cancel, topups::list, topups::show,
+        topups::deliveries, topups::redeliver, esims::usage, esims::give_back,
         esims::give_back_state, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,

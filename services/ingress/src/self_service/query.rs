@@ -11,7 +11,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::EndpointId;
+use domain::{EndpointId, KnownIccid};
 use serde_json::{Map, Value};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -106,6 +106,15 @@ impl<'a> Query<'a> {
             "created_after",
             RequestFault::new(ErrorCode::CreatedAfterInvalid),
             moment,
+        )
+    }
+
+    /// `iccid`: the number of an eSIM, or its last six digits.
+    pub(super) fn iccid(&mut self) -> Option<KnownIccid> {
+        self.read(
+            "iccid",
+            RequestFault::new(ErrorCode::IccidInvalid),
+            KnownIccid::parse,
         )
     }
 
@@ -268,6 +277,7 @@ pub(crate) fn for_fuzzing(uri: &Uri) {
     query.created_after();
     query.endpoint();
     query.external_order_id();
+    query.iccid();
     assert!((1..=MAX_LIMIT).contains(&limit), "a page of {limit}");
     let _ = query.check();
 }

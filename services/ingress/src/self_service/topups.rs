@@ -21,7 +21,10 @@ use super::{
     query::Query,
     session::{PathId, Search, SelfService, Session, json, or_archived},
 };
-use crate::http::{codes::ErrorCode, error::ApiError};
+use crate::http::{
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
+};
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]
@@ -155,6 +158,46 @@ pub(super) async fn show(
     let profile = profile(&session, &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
+}
+
+/// The topups whose eSIMs have a number, the newest first.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Topups)]
+struct TopupsResponse<'a> {
+    topups: Vec<Topup<'a>>,
+}
+
+/// Find topups by ICCID
+///
+/// The topups of your account whose eSIM has this ICCID, the newest first, at most 20. Blanks and
+/// hyphens in it do not matter, nor whether it is written with its check digit. The last six digits
+/// are looked for among your newest 5,000 topups only. Archived orders are not found.
+#[utoipa::path(get, path = "/topups", operation_id = "find_topups", tag = "Topups",
+    params(("iccid" = String, Query, description = "An ICCID of 18 to 20 digits, or exactly its last six digits", example = "8981 0000 0000 0000 001")),
+    responses((status = 200, description = "The topups; none if no eSIM of yours has this number", body = TopupsResponse)))]
+pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let iccid = query.iccid();
+    query.check()?;
+    let Some(iccid) = iccid else {
+        let fault = RequestFault::new(ErrorCode::IccidInvalid).of_parameter("iccid");
+        return Err(ApiError::Unprocessable(vec![fault]));
+    };
+    let reading = session.read(async |connection, partner| {
+        self_service::units_with_iccid(connection, partner, &iccid).await
+    });
+    let units = reading.await?;
+    let profiles: Vec<Option<Profile>> = units
+        .iter()
+        .map(|unit| profile(&session, unit))
+        .collect::<Result<_, ApiError>>()?;
+    let both = units.iter().zip(&profiles);
+    let qr = &session.service().qr;
+    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), qr));
+    let found = TopupsResponse {
+        topups: topups.collect(),
+    };
+    Ok(json(StatusCode::OK, &found))
 }
 
 /// The delivery of the webhook of a topup, with its attempts.

@@ -540,3 +540,32 @@ async fn another_partners_ids_look_unknown() {
     // Nothing was sent again.
     assert_eq!(shop.receiver.received().len(), 1);
 }
+
+#[tokio::test]
+async fn an_esim_is_found_by_its_number() {
+    let (stack, shop) = open().await;
+    let ready = stack.option("ready").unwrap();
+    let bought = shop.buy(&fresh("numbered"), ready, 2).await.unwrap();
+    let ids = testkit::shop::ids(&bought);
+    shop.delivered(&ids, SOON).await.unwrap();
+    let stranger = Shop::open(&stack).await.unwrap();
+    for topup_id in ids {
+        let shown = get(&shop.client, &format!("/topups/{topup_id}")).await;
+        let shown = shown.unwrap();
+        let iccid = shown["esim"]["iccid"].as_str().unwrap();
+        let spaced = format!("{}%20{}-{}", &iccid[..4], &iccid[4..9], &iccid[9..]);
+        let end = &iccid[iccid.len() - 6..];
+        for text in [iccid, &spaced, end] {
+            let path = format!("/topups?iccid={text}");
+            let found = get(&shop.client, &path).await.unwrap();
+            assert_eq!(found, json!({ "topups": [shown] }), "{text}");
+            let none = get(&stranger.client, &path).await.unwrap();
+            assert_eq!(none, json!({ "topups": [] }), "{text}");
+        }
+        let cut = format!("/topups?iccid={}", &iccid[..iccid.len() - 4]);
+        let refused = ask(&shop.client, "GET", &cut).await.unwrap();
+        assert_refused(&refused, 422, "iccid_invalid; parameter=iccid");
+    }
+    let missing = ask(&shop.client, "GET", "/topups").await.unwrap();
+    assert_refused(&missing, 422, "iccid_invalid; parameter=iccid");
+}

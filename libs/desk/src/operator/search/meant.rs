@@ -4,6 +4,8 @@
 //! No index finds what is similar. So these texts are made, some hundreds of them, and
 //! [`super::find`] looks them up in the indexes of the ids.
 
+use domain::is_separator;
+
 /// The lengths of the texts for which something is suggested. In a shorter one, one character is
 /// too much of it, and a longer one has too many neighbours.
 const LENGTHS: std::ops::RangeInclusive<usize> = 5..=64;
@@ -50,12 +52,6 @@ pub(super) fn neighbours(text: &str) -> Vec<String> {
 const SPELLINGS: usize = 256;
 /// What may stand between the words and the numbers of an id.
 const SEPARATORS: [&str; 4] = ["-", "", " ", "_"];
-
-/// Whether people and documents put it between the parts of an id so that it is easier to read. For
-/// example, the ICCID `8981 0000-0000 0000 001` is pasted from a PDF.
-pub(super) fn is_separator(one: char) -> bool {
-    one.is_whitespace() || matches!(one, '-' | '_' | '\u{2010}'..='\u{2014}' | '\u{2212}')
-}
 
 /// The words and the numbers of a text, which begin at separators and where letters and digits
 /// meet; or, if `is_separated`, at separators only.
