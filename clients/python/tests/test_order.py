@@ -192,7 +192,8 @@ def test_a_repeat_asks_for_the_lost_answer(shop: Shop, lost: Scripted) -> None:
         shop.order(lost, UNDECIDED, patience=6)
     with pytest.raises(Unavailable):
         shop.order(UNDECIDED, patience=6)
-    for other in ((202, "", "OK"), (200, "", CREATED), (200, "repeat=answered", {"products": []})):
+    others: list[Scripted] = [(202, "", "OK"), (200, "", CREATED), (200, "repeat=answered", {"products": []})]
+    for other in others:
         with pytest.raises(InDoubt):
             shop.order(other, patience=0.9)
 

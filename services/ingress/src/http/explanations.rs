@@ -376,8 +376,9 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
         ErrorCode::OrderUndecided => {
             "An earlier create-order request with this id has no answer yet, and its order \
              may still be refused. Send the same request again in a few seconds: if the \
-             earlier order stands, you get `external_order_id_taken`; if it was refused, \
-             the repeat places a new order."
+             earlier order stands, you get `external_order_id_taken`, or its answer if you \
+             send `X-Service-Repeat: answer`; if it was refused, the repeat places a new \
+             order."
         }
         ErrorCode::RateLimited => {
             "Your account sends more requests, orders or units per second than it may, or \
