@@ -31,8 +31,9 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_provisioner
 GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 -- It asks for the use of eSIMs whose partners want to hear of it, and tells what is news.
-GRANT EXECUTE ON FUNCTION begin_reading(text), tell_of_use(text, text, text, jsonb), poll_esims(text, integer)
-    TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION begin_reading(text) TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION tell_of_use(text, text, text, jsonb) TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION poll_esims(text, integer) TO esim_provisioner;
 -- What providers report is kept and confirmed by a call.
 GRANT EXECUTE ON FUNCTION report_of_esim(text, text, text, text, text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;

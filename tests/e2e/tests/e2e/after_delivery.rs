@@ -114,7 +114,7 @@ async fn what_becomes_of_an_esim_is_told_to_a_partner_that_asked() {
     let kinds = |received: &[Received]| -> Vec<String> {
         let kinds = received
             .iter()
-            .filter_map(|one| one.headers.get("webhook-type").cloned());
+            .filter_map(|one| Some(one.headers.get("webhook-type")?.to_str().ok()?.to_owned()));
         let mut kinds: Vec<String> = kinds.collect();
         kinds.sort_unstable();
         kinds
