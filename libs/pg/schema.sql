@@ -358,6 +358,34 @@ END) STORED
     CREATE TRIGGER endpoint_moved AFTER INSERT OR UPDATE OF moving_since ON public.partner_endpoints FOR EACH ROW WHEN ((new.moving_since IS NOT NULL)) EXECUTE FUNCTION endpoint_moved()
     POLICY all_rows USING true WITH CHECK true
 
+TABLE partner_key_uses
+    key_id uuid NOT NULL
+    last_used_at timestamp with time zone
+    day date
+    units bigint NOT NULL DEFAULT 0
+    CONSTRAINT partner_key_uses_bounds CHECK ((((last_used_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (last_used_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND ((day >= '0001-01-01'::date) AND (day <= '9999-12-31'::date))))
+    CONSTRAINT partner_key_uses_pkey PRIMARY KEY (key_id)
+    POLICY all_rows USING true WITH CHECK true
+
+TABLE partner_keys
+    key_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    name text NOT NULL
+    access_key text NOT NULL
+    secret_key bytea NOT NULL
+    rights text[] NOT NULL
+    networks text[] NOT NULL DEFAULT '{}'::text[]
+    units_per_day integer
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT partner_keys_access_key_key UNIQUE (access_key)
+    CONSTRAINT partner_keys_bounds CHECK ((((created_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (created_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(name), octet_length(access_key), octet_length(secret_key), pg_column_size(rights), pg_column_size(networks)) <= 100000)))
+    CONSTRAINT partner_keys_partner_id_fkey FOREIGN KEY (partner_id) REFERENCES partners(partner_id)
+    CONSTRAINT partner_keys_pkey PRIMARY KEY (key_id)
+    CONSTRAINT partner_keys_units_per_day CHECK ((units_per_day >= 0))
+    CREATE INDEX partner_keys_partner ON public.partner_keys USING btree (partner_id)
+    CREATE TRIGGER partner_key_changed AFTER INSERT OR DELETE OR UPDATE ON public.partner_keys FOR EACH ROW EXECUTE FUNCTION partner_key_changed()
+    POLICY all_rows USING true WITH CHECK true
+
 TABLE partners
     partner_id uuid NOT NULL
     name text NOT NULL
@@ -385,6 +413,7 @@ TABLE partners
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
     CREATE INDEX partners_version ON public.partners USING btree (version)
     CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
+    CREATE TRIGGER partner_access_key_free AFTER INSERT OR UPDATE OF access_key ON public.partners FOR EACH ROW EXECUTE FUNCTION partner_access_key_free()
     CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
     POLICY all_rows USING true WITH CHECK true
@@ -1027,6 +1056,37 @@ VIEW order_deliveries WITH (security_invoker=true) AS
            FROM further_deliveries f
           WHERE (f.topup_id = t.topup_id)))) named(delivery_id))
   WHERE (named.delivery_id IS NOT NULL);
+
+CREATE OR REPLACE FUNCTION public.partner_access_key_free()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF EXISTS (SELECT FROM partner_keys WHERE access_key = NEW.access_key) THEN
+        RAISE EXCEPTION 'the access key is a further key of a partner' USING ERRCODE = 'unique_violation',
+            CONSTRAINT = 'partners_access_key_key';
+    END IF;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.partner_key_changed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE partners SET old_access_key = old_access_key WHERE partner_id = coalesce(NEW.partner_id, OLD.partner_id);
+    IF EXISTS (SELECT FROM partners WHERE access_key = NEW.access_key)
+       OR EXISTS (SELECT FROM partners WHERE old_access_key = NEW.access_key) THEN
+        RAISE EXCEPTION 'the access key is the one of a partner' USING ERRCODE = 'unique_violation',
+            CONSTRAINT = 'partner_keys_access_key_key';
+    END IF;
+    RETURN NULL;
+END
+$function$
 
 VIEW partner_units WITH (security_invoker=true) AS
  SELECT o.partner_id,

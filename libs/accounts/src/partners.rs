@@ -17,9 +17,11 @@ use uuid::Uuid;
 use vault::{Keyring, Purpose, Vault, VaultError, some_opened};
 
 pub mod endpoints;
+pub mod keys;
 
 pub use domain::rotation::{Overlap, RotationResult};
 pub use endpoints::{rotate_secret, set_events};
+use keys::FurtherCredentials;
 
 /// The limits of a partner in each ingress process. `None` means the default of the setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -118,6 +120,8 @@ pub struct PartnerCredentials {
     pub environment: Option<Environment>,
     /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<PartnerKeys>,
+    /// The further keys. They may be newer than the row version, and then they are read again.
+    pub further_keys: Vec<FurtherCredentials>,
     pub disabled: bool,
     pub limits: PartnerLimits,
     /// Requests that do not sign their query and body are denied.
@@ -299,7 +303,7 @@ pub async fn names_and_live(
     Ok(found.collect())
 }
 
-/// A partner by id, access key or the access key before the last rotation.
+/// A partner by id, the access key of one of its keys, or the access key before the last rotation.
 pub async fn show(
     connection: &mut PgConnection,
     id_or_access_key: &str,
@@ -307,7 +311,9 @@ pub async fn show(
     // The id is compared as one, so that each of the three is found by its index.
     let id: Option<Uuid> = id_or_access_key.parse().ok();
     let found = partners!(
-        "p.partner_id = $1 OR access_key = $2 OR old_access_key = $2 ORDER BY p.created_at, p.partner_id LIMIT 1",
+        "p.partner_id = $1 OR access_key = $2 OR old_access_key = $2
+         OR p.partner_id = (SELECT k.partner_id FROM partner_keys k WHERE k.access_key = $2)
+         ORDER BY p.created_at, p.partner_id LIMIT 1",
         id,
         id_or_access_key,
     );
@@ -465,9 +471,9 @@ pub struct EndedKeys {
 }
 
 /// Ends keys of a partner at once, because they are in wrong hands: the one with this access key,
-/// or all of them. Nothing is made in their place, so this needs no master key. An old key that is
-/// still valid in an overlap goes on in place of a current one that ends, and then has no end.
-/// Returns `None` if the partner has no such valid key.
+/// or all of them, the further ones included. Nothing is made in their place, so this needs no
+/// master key. An old key that is still valid in an overlap goes on in place of a current one that
+/// ends, and then has no end. Returns `None` if the partner has no such valid key.
 pub async fn end_keys(
     transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
@@ -484,12 +490,17 @@ pub async fn end_keys(
     };
     let is_leaked = |key: &String| leaked.is_none_or(|leaked| leaked == key);
     let valid = [&keys.current, &keys.old].into_iter().flatten();
-    let (ended, mut left): (Vec<&String>, Vec<&String>) = valid.partition(|key| is_leaked(key));
+    let (first, mut left): (Vec<&String>, Vec<&String>) = valid.partition(|key| is_leaked(key));
+    let further = keys::end(transaction, partner_id, leaked).await?;
+    let goes_on = left.pop().cloned();
+    let is_first = !first.is_empty();
+    let ended: Vec<String> = first.into_iter().cloned().chain(further).collect();
     if ended.is_empty() {
         return Ok(None);
     }
-    let ended = ended.into_iter().cloned().collect();
-    let goes_on = left.pop().cloned();
+    if !is_first {
+        return ended_of(transaction, partner_id, ended, goes_on).await;
+    }
     let statement = sqlx::query!(
         "UPDATE partners
          SET access_key = coalesce($2, 'ended-' || gen_random_uuid()),
@@ -500,6 +511,18 @@ pub async fn end_keys(
         goes_on,
     );
     statement.execute(&mut **transaction).await?;
+    ended_of(transaction, partner_id, ended, goes_on).await
+}
+
+/// The keys that were ended. If none of the first ones goes on, a further one may.
+async fn ended_of(
+    transaction: &mut Transaction<'_>,
+    partner_id: PartnerId,
+    ended: Vec<String>,
+    first: Option<String>,
+) -> Result<Option<EndedKeys>> {
+    let further = keys::list(transaction, partner_id, None).await?;
+    let goes_on = first.or(further.into_iter().next().map(|key| key.access_key));
     Ok(Some(EndedKeys { ended, goes_on }))
 }
 
@@ -530,10 +553,11 @@ macro_rules! credentials {
                 secret_key: row.old_secret_key,
                 ends_in: Some(age(ends_in)),
             });
-            Ok(PartnerCredentials {
+            PartnerCredentials {
                 partner_id: row.partner_id.into(),
                 environment: row.environment.parse().ok(),
                 keys: std::iter::once(new).chain(old).collect(),
+                further_keys: Vec::new(),
                 disabled: row.disabled,
                 limits: PartnerLimits {
                     max_in_flight: row.max_in_flight.map(unsigned),
@@ -543,7 +567,7 @@ macro_rules! credentials {
                 },
                 signed_body_required: row.signed_body_required,
                 row_version: row.version,
-            })
+            }
         })
     };
 }
@@ -554,20 +578,38 @@ pub async fn changed_since(
     connection: &mut PgConnection,
     row_version: i64,
 ) -> Result<Vec<PartnerCredentials>> {
-    credentials!(connection, "version > $1", row_version).collect()
+    let changed = credentials!(&mut *connection, "version > $1", row_version).collect();
+    with_further_keys(connection, changed).await
 }
 
-/// The credentials of the partner with this access key, current or old and still valid.
+/// Adds the further keys of these partners, which are read by a statement of their own: a key that
+/// is made between the two raises the row version, so it is read again.
+async fn with_further_keys(
+    connection: &mut PgConnection,
+    mut found: Vec<PartnerCredentials>,
+) -> Result<Vec<PartnerCredentials>> {
+    let ids: Vec<Uuid> = found.iter().map(|one| one.partner_id.uuid()).collect();
+    let mut further = keys::credentials(connection, &ids).await?;
+    for partner in &mut found {
+        let keys = further.remove(&partner.partner_id.uuid());
+        partner.further_keys = keys.unwrap_or_default();
+    }
+    Ok(found)
+}
+
+/// The credentials of the partner with this access key: the current one, an old one that is still
+/// valid, or a further one.
 pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
 ) -> Result<Option<PartnerCredentials>> {
-    let mut found = credentials!(
-        connection,
-        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
+    let found = credentials!(
+        &mut *connection,
+        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())
+         OR partner_id = (SELECT k.partner_id FROM partner_keys k WHERE k.access_key = $1)",
         access_key
     );
-    found.next().transpose()
+    Ok(with_further_keys(connection, found.collect()).await?.pop())
 }
 
 /// Checks that the master keys of a vault open the stored secrets, for the purposes that the vault
@@ -577,8 +619,7 @@ pub async fn by_access_key(
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     if vault.holds(Keyring::Partners) {
         let newest = newest_keys(connection).await?.into_iter();
-        let opened =
-            newest.map(|row| vault.open(Purpose::SecretKey(row.partner_id.into()), &row.sealed));
+        let opened = newest.map(|row| vault.open(row.purpose(), &row.sealed));
         some_opened(opened)?;
     }
     if vault.holds(Keyring::Webhooks) {
@@ -590,25 +631,40 @@ pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> R
     Ok(())
 }
 
-struct Sealed {
+struct StoredKey {
     partner_id: Uuid,
+    /// `None` for the first key of the partner.
+    key_id: Option<Uuid>,
     sealed: Vec<u8>,
+}
+
+impl StoredKey {
+    fn purpose(&self) -> Purpose<'static> {
+        let partner_id = self.partner_id.into();
+        match self.key_id {
+            Some(key_id) => Purpose::FurtherKey(partner_id, key_id.into()),
+            None => Purpose::SecretKey(partner_id),
+        }
+    }
 }
 
 /// For each master key in use, ten request-signing keys of the newest partners that have keys under
 /// it; old ones are among them if they are still valid. A sealed value begins with the length and
 /// the id of its key, so the statement can group by key without opening anything. The keys of one
 /// partner may be under different master keys.
-async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<Sealed>> {
+async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<StoredKey>> {
     let query = sqlx::query_as!(
-        Sealed,
-        r#"SELECT partner_id, sealed AS "sealed!" FROM (
-             SELECT partner_id, sealed, row_number() OVER (
+        StoredKey,
+        r#"SELECT partner_id AS "partner_id!", key_id, sealed AS "sealed!" FROM (
+             SELECT partner_id, key_id, sealed, row_number() OVER (
                         PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
                     ) AS place
-             FROM partners
-             CROSS JOIN LATERAL (VALUES (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
-             ) AS secret (sealed) WHERE octet_length(sealed) > 0
+             FROM (
+                 SELECT partner_id, NULL::uuid AS key_id, sealed, created_at FROM partners
+                 CROSS JOIN LATERAL (VALUES (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
+                 ) AS secret (sealed)
+                 UNION ALL SELECT partner_id, key_id, secret_key, created_at FROM partner_keys
+             ) AS every WHERE octet_length(sealed) > 0
          ) by_key WHERE place <= 10"#
     );
     Ok(query.fetch_all(connection).await?)

@@ -68,11 +68,22 @@ const SECRET_KEY: Sealed = Sealed {
 };
 
 /// All columns with sealed values. A test compares the list with the schema.
-const SEALED: [Sealed; 6] = [
+const SEALED: [Sealed; 7] = [
     SECRET_KEY,
     Sealed {
         column: "old_secret_key",
         what: "old_secret_key",
+        ..SECRET_KEY
+    },
+    Sealed {
+        table: "partner_keys",
+        what: "further_key",
+        key: &[("key_id", "uuid")],
+        also: Some("partner_id"),
+        reseal: |vault, ids, sealed| {
+            let purpose = Purpose::FurtherKey(id(ids, 1)?.into(), id(ids, 0)?.into());
+            vault.reseal(purpose, sealed)
+        },
         ..SECRET_KEY
     },
     Sealed {

@@ -13,6 +13,7 @@ mod account;
 mod deliveries;
 mod endpoints;
 pub mod esims;
+mod keys;
 mod notices;
 mod orders;
 mod sandbox;
@@ -37,6 +38,7 @@ pub use self::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
         pause_endpoint, resume_endpoint,
     },
+    keys::{KeyChanged, KeyUpdate, change_key, create_key, end_key},
     notices::{
         NoticeChannel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
         set_channel, verify_channel,

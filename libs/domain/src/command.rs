@@ -116,6 +116,13 @@ pub enum Command {
     /// Keys that are in wrong hands end at once.
     #[strum(serialize = "partner leaked")]
     PartnerLeaked,
+    /// A further key of a partner, for a person or a program.
+    #[strum(serialize = "partner key create")]
+    KeyCreate,
+    #[strum(serialize = "partner key set")]
+    KeySet,
+    #[strum(serialize = "partner key end")]
+    KeyEnd,
     #[strum(serialize = "partner rotate-webhook-secret")]
     PartnerRotateWebhookSecret,
     /// The partner rotates its own keys.
@@ -242,6 +249,9 @@ impl Command {
             | Self::PartnerRotateKeys
             | Self::PartnerLeaked
             | Self::PartnerRotateWebhookSecret
+            | Self::KeyCreate
+            | Self::KeySet
+            | Self::KeyEnd
             | Self::KeysRotate
             | Self::PartnerTold
             | Self::FindingTake
@@ -315,6 +325,9 @@ impl Command {
             | Self::PartnerRotateKeys
             | Self::PartnerLeaked
             | Self::PartnerRotateWebhookSecret
+            | Self::KeyCreate
+            | Self::KeySet
+            | Self::KeyEnd
             | Self::KeysRotate
             | Self::PartnerTold
             | Self::FindingTake

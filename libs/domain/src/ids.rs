@@ -29,6 +29,9 @@ pub type OptionId = Id<kind::OptionMarker>;
 /// specification, is the partner's own id.
 pub type EndpointId = Id<kind::EndpointMarker>;
 
+/// Identifies a key of a partner. That of its first one is the partner's own id.
+pub type KeyId = Id<kind::KeyMarker>;
+
 /// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
 pub type DeliveryId = Id<kind::DeliveryMarker>;
 
@@ -46,6 +49,8 @@ pub mod kind {
     pub enum DeliveryMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum EndpointMarker {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum KeyMarker {}
 }
 
 impl<Kind> Id<Kind> {
@@ -75,6 +80,11 @@ impl<Kind> From<Uuid> for Id<Kind> {
 impl PartnerId {
     /// The id of the partner's first endpoint.
     pub fn first_endpoint(self) -> EndpointId {
+        self.0.into()
+    }
+
+    /// The id of the partner's first key.
+    pub fn first_key(self) -> KeyId {
         self.0.into()
     }
 }

@@ -22,6 +22,7 @@ mod history;
 pub mod ids;
 pub mod lane;
 mod lpa;
+pub mod partner_key;
 pub mod placement;
 pub mod product;
 pub mod reason;
@@ -40,11 +41,12 @@ pub use esim_use::Reading;
 pub use give_back::GiveBackState;
 pub use history::HistoryKind;
 pub use ids::{
-    DeliveryId, EndpointId, Id, OptionId, OrderId, PartnerId, PlacementId, option_of,
+    DeliveryId, EndpointId, Id, KeyId, OptionId, OrderId, PartnerId, PlacementId, option_of,
     sandbox_option,
 };
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile, KnownIccid, is_separator};
+pub use partner_key::{KeyTerms, Right, Rights};
 pub use reason::{Reason, StoredReason};
 pub use states::{Environment, PlacementState};
 pub use stored::{MaybeStored, Stored};

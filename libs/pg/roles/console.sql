@@ -51,6 +51,7 @@ GRANT SELECT (secret_key, old_secret_key),
       UPDATE (disabled_at, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, max_in_flight,
               requests_per_second, orders_per_second, units_per_second)
     ON partners TO esim_console;
+GRANT SELECT, DELETE ON partner_keys, partner_key_uses TO esim_console;
 GRANT UPDATE (version) ON system TO esim_console;
 -- Its webhook URL and secret. The headers of an endpoint are read and written by the same statement, sealed.
 GRANT SELECT (secrets, headers), UPDATE (url, events, headers, secrets, secret_ends, moving_since, unproven_since)

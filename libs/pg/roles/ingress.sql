@@ -3,6 +3,10 @@ GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, o
               disabled_at, max_in_flight, requests_per_second, orders_per_second, units_per_second,
               signed_body_required, created_at, version)
     ON partners TO esim_ingress;
+GRANT SELECT, DELETE, INSERT (key_id, partner_id, name, access_key, secret_key, rights, networks, units_per_day),
+    UPDATE (name, rights, networks, units_per_day)
+    ON partner_keys TO esim_ingress;
+GRANT SELECT, INSERT, UPDATE, DELETE ON partner_key_uses TO esim_ingress;
 GRANT SELECT ON options, system, orders, placements TO esim_ingress;
 GRANT SELECT (topup_id, placement_id, position, option_id, state, reason, terms) ON topups TO esim_ingress;
 

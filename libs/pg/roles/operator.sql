@@ -16,7 +16,7 @@ GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_sec
               requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints,
               erased_at, version)
     ON partners TO esim_operator;
-GRANT SELECT, INSERT, UPDATE, DELETE ON partner_endpoints TO esim_operator;
+GRANT SELECT, INSERT, UPDATE, DELETE ON partner_endpoints, partner_keys, partner_key_uses TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 -- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
 GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;

@@ -16,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod connection;
 pub mod files;
+pub mod forwarded;
 pub mod health;
 mod healthcheck;
 pub mod http;

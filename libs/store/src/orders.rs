@@ -11,11 +11,14 @@
 
 mod refusal;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
-use domain::{Agreed, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId};
+use domain::{Agreed, KeyId, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId};
 use pg::{
-    Error, Result, Transaction, TransactionEnd,
+    Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
     age, retry_conflicts, seconds, signed, transaction,
 };
@@ -41,6 +44,15 @@ pub struct NewOrder {
     pub answering: Option<Uuid>,
     /// The placements of the order. Together they have one topup for each unit.
     pub placements: Vec<NewPlacement>,
+    /// The key that the request was signed with, if that has a limit of units a day.
+    pub limited_key: Option<LimitedKey>,
+}
+
+/// A key of a partner with a limit of units a day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitedKey {
+    pub key_id: KeyId,
+    pub units_per_day: u32,
 }
 
 impl NewOrder {
@@ -59,12 +71,19 @@ impl NewOrder {
             answer_within: Duration::ZERO,
             answering: None,
             placements,
+            limited_key: None,
         }
     }
 
     /// Whether its answer waits for verdicts of the provisioners.
     pub fn awaits_verdicts(&self) -> bool {
         self.answering.is_some()
+    }
+
+    /// How many units it has.
+    fn units(&self) -> i64 {
+        let topups = self.placements.iter().map(|one| one.topups.len());
+        i64::try_from(topups.sum::<usize>()).unwrap_or(i64::MAX)
     }
 }
 
@@ -128,7 +147,127 @@ impl NewTopup {
 /// The orders are sorted by their unique key before they are written, so that two replicas that
 /// store the same keys wait for each other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
-    let mut sorted: Vec<&NewOrder> = orders.iter().collect();
+    let all: Vec<&NewOrder> = orders.iter().collect();
+    retry_conflicts!(insert_all(&mut *connection, &all))
+}
+
+/// What became of an order that [`insert_counted`] was to store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    Stored,
+    /// Its external id is taken.
+    Taken,
+    /// It has more units than its key may still order on this day, of which `left` are left.
+    OverLimit {
+        left: u32,
+    },
+}
+
+impl Inserted {
+    /// What [`insert`] says of an order.
+    pub fn of(is_stored: bool) -> Self {
+        if is_stored { Self::Stored } else { Self::Taken }
+    }
+}
+
+/// Stores orders as [`insert`] does, some of which were signed with keys that have a limit of units
+/// a day. The units are counted in the transaction that stores the orders, under a lock of the
+/// key's row, so the count is exact however many processes store orders of the key, and an order
+/// that is not stored is not counted. Orders of other keys in the batch wait for two more
+/// statements; a batch without such a key is stored by [`insert`].
+///
+/// An order beyond the limit is not stored. If its external id is taken, that is what is said of
+/// it, because its partner may be repeating an order whose answer was lost. Units of an order that
+/// is refused later stay counted.
+pub async fn insert_counted(
+    connection: &mut PgConnection,
+    orders: &[NewOrder],
+) -> Result<Vec<Inserted>> {
+    transaction!(connection, "orders::insert_counted", |transaction| {
+        let limited = orders.iter().filter_map(|order| order.limited_key);
+        let mut keys: Vec<Uuid> = limited.map(|key| key.key_id.uuid()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        // It locks the rows in the order of their keys, and makes those that are missing. A
+        // transaction that waited here over midnight counts for the later day.
+        let counted = sqlx::query!(
+            "INSERT INTO partner_key_uses AS u (key_id, day)
+             SELECT k, (now() AT TIME ZONE 'UTC')::date FROM unnest($1::uuid[]) k ORDER BY k
+             ON CONFLICT (key_id) DO UPDATE
+             SET day = greatest(u.day, excluded.day), units = CASE WHEN u.day >= excluded.day THEN u.units ELSE 0 END
+             RETURNING key_id, units",
+            &keys,
+        );
+        let rows = counted.fetch_all(&mut **transaction).await?.into_iter();
+        let mut ordered: HashMap<Uuid, i64> = rows.map(|row| (row.key_id, row.units)).collect();
+        let before = ordered.clone();
+        let mut results = vec![Inserted::Taken; orders.len()];
+        let mut waiting: Vec<usize> = (0..orders.len()).collect();
+        loop {
+            let mut fitting = Vec::with_capacity(waiting.len());
+            let mut beyond = Vec::new();
+            for index in waiting {
+                let order = &orders[index];
+                if order.units() > units_left(&ordered, order) {
+                    beyond.push(index);
+                    continue;
+                }
+                if let Some(key) = order.limited_key {
+                    *ordered.entry(key.key_id.uuid()).or_default() += order.units();
+                }
+                fitting.push(index);
+            }
+            waiting = beyond;
+            let chosen: Vec<&NewOrder> = fitting.iter().map(|index| &orders[*index]).collect();
+            let stored = insert_all(transaction, &chosen).await?;
+            // An order that is not stored leaves its units to those that were beyond the limit.
+            let mut are_units_free = false;
+            for (index, stored) in fitting.into_iter().zip(stored) {
+                let order = &orders[index];
+                if stored {
+                    results[index] = Inserted::Stored;
+                } else if let Some(key) = order.limited_key {
+                    *ordered.entry(key.key_id.uuid()).or_default() -= order.units();
+                    are_units_free = true;
+                }
+            }
+            if waiting.is_empty() || !are_units_free {
+                break;
+            }
+        }
+        for index in waiting {
+            let order = &orders[index];
+            let standing = status(transaction, order.partner_id, &order.external_order_id);
+            if standing.await?.is_none() {
+                let left = u32::try_from(units_left(&ordered, order)).unwrap_or(0);
+                results[index] = Inserted::OverLimit { left };
+            }
+        }
+        let more = |(key, units): (&Uuid, &i64)| (*key, units - before.get(key).unwrap_or(&0));
+        let units: BTreeMap<Uuid, i64> = ordered.iter().map(more).collect();
+        let (keys, units): (Vec<Uuid>, Vec<i64>) = units.into_iter().unzip();
+        let count = sqlx::query!(
+            "UPDATE partner_key_uses u SET units = u.units + new.units
+             FROM unnest($1::uuid[], $2::bigint[]) AS new (key_id, units) WHERE u.key_id = new.key_id",
+            &keys,
+            &units,
+        );
+        count.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(results))
+    })
+}
+
+/// How many units of this order its key may still order, of which `ordered` says what it has.
+fn units_left(ordered: &HashMap<Uuid, i64>, order: &NewOrder) -> i64 {
+    order.limited_key.map_or(i64::MAX, |key| {
+        let ordered = ordered.get(&key.key_id.uuid());
+        i64::from(key.units_per_day) - ordered.unwrap_or(&0)
+    })
+}
+
+/// The statement of [`insert`].
+async fn insert_all(connection: &mut PgConnection, orders: &[&NewOrder]) -> Result<Vec<bool>> {
+    let mut sorted: Vec<&NewOrder> = orders.to_vec();
     sorted.sort_unstable_by_key(|order| (&order.external_order_id, order.partner_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
@@ -145,14 +284,13 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         .map(|order| seconds(order.answer_within))
         .collect();
     let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
-    let all_wait = orders.iter().all(NewOrder::awaits_verdicts);
+    let all_wait = orders.iter().all(|order| order.awaits_verdicts());
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
     // the parts of these orders only.
-    let stored: Vec<Uuid> = retry_conflicts!(async {
-        let query = sqlx::query_scalar!(
-            r#"WITH stored AS (
+    let query = sqlx::query_scalar!(
+        r#"WITH stored AS (
                    -- An order whose external id is taken is left out, and so are its parts below. The key is
                    -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused. The id may also
                    -- be that of an archived order; the subquery looks it up by one index scan for each order.
@@ -184,31 +322,30 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                    JOIN stored ON stored.order_id = new.order_id
                )
                SELECT order_id AS "order_id!" FROM stored"#,
-            &order_ids,
-            &partner_ids,
-            &external_ids as &[&str],
-            &traceparents as &[Option<&str>],
-            &seconds_to_answer,
-            &answering as &[Option<Uuid>],
-            all_wait,
-            &placements.ids,
-            &placements.orders,
-            &placements.partners,
-            &placements.providers as &[&str],
-            &placements.lanes as &[&str],
-            &placements.alternatives as &[Option<String>],
-            &placements.first_claims as &[Option<String>],
-            &topups.ids as &[&str],
-            &topups.orders,
-            &topups.placements,
-            &topups.positions,
-            &topups.options,
-            &topups.provider_options as &[&str],
-            &topups.terms as &[Option<String>],
-        );
-        Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
-    })?;
-    let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
+        &order_ids,
+        &partner_ids,
+        &external_ids as &[&str],
+        &traceparents as &[Option<&str>],
+        &seconds_to_answer,
+        &answering as &[Option<Uuid>],
+        all_wait,
+        &placements.ids,
+        &placements.orders,
+        &placements.partners,
+        &placements.providers as &[&str],
+        &placements.lanes as &[&str],
+        &placements.alternatives as &[Option<String>],
+        &placements.first_claims as &[Option<String>],
+        &topups.ids as &[&str],
+        &topups.orders,
+        &topups.placements,
+        &topups.positions,
+        &topups.options,
+        &topups.provider_options as &[&str],
+        &topups.terms as &[Option<String>],
+    );
+    let stored = query.fetch_all(&mut *connection).await?;
+    let stored: HashSet<Uuid> = stored.into_iter().collect();
     Ok(orders
         .iter()
         .map(|order| stored.contains(&order.order_id.uuid()))

@@ -22,7 +22,7 @@ use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
     aead::{Aead, Payload},
 };
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, KeyId, PartnerId, TopupId};
 use hmac::{Hmac, Mac};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
@@ -65,6 +65,8 @@ impl Keyring {
 pub enum Purpose<'a> {
     /// A partner's request-signing key.
     SecretKey(PartnerId),
+    /// A further request-signing key of a partner.
+    FurtherKey(PartnerId, KeyId),
     /// The webhook-signing key of a partner's first endpoint.
     WebhookSecret(PartnerId),
     /// The webhook-signing key of a further endpoint.
@@ -80,7 +82,7 @@ pub enum Purpose<'a> {
 impl Purpose<'_> {
     pub fn keyring(self) -> Keyring {
         match self {
-            Self::SecretKey(_) => Keyring::Partners,
+            Self::SecretKey(_) | Self::FurtherKey(..) => Keyring::Partners,
             Self::WebhookSecret(_) | Self::EndpointSecret(_) | Self::EndpointHeaders(_) => {
                 Keyring::Webhooks
             }
@@ -91,6 +93,7 @@ impl Purpose<'_> {
     fn associated_data(self) -> String {
         match self {
             Self::SecretKey(id) => format!("partners.secret_key/{id}"),
+            Self::FurtherKey(partner, id) => format!("partner_keys.secret_key/{partner}/{id}"),
             Self::WebhookSecret(id) => format!("partners.webhook_secret/{id}"),
             Self::EndpointSecret(id) => format!("further_endpoints.secret/{id}"),
             Self::EndpointHeaders(id) => format!("further_endpoints.headers/{id}"),

@@ -10,11 +10,7 @@
 //! same way to a cookie of their own ([`SessionlessForm`]), so that nobody can be signed in to an
 //! account of somebody else.
 
-use std::{
-    marker::PhantomData,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{marker::PhantomData, net::SocketAddr, sync::Arc};
 
 use axum::{
     body::{Body, to_bytes},
@@ -26,7 +22,7 @@ use axum_htmx::HX_REQUEST;
 pub use desk::operator::accounts::OperatorRole;
 use desk::operator::sessions::{self, SessionPolicy};
 use pg::actions::{Action, Actor};
-use runtime::listener::ConnectionPlace;
+use runtime::{forwarded, listener::ConnectionPlace};
 use secrecy::SecretString;
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
@@ -283,32 +279,10 @@ pub(crate) fn is_by_htmx(headers: &HeaderMap) -> bool {
 
 /// The address of the client.
 pub(crate) fn source(parts: &Parts, app: &App) -> String {
-    if app.settings().forwarded {
-        let forwarded = parts
-            .headers
-            .get_all("x-forwarded-for")
-            .into_iter()
-            .next_back();
-        let last = forwarded
-            .and_then(|line| line.to_str().ok())
-            .and_then(|line| line.rsplit(',').next())
-            .and_then(forwarded_address);
-        if let Some(address) = last {
-            return address.to_string();
-        }
-    }
     let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
-    peer.map_or_else(String::new, |peer| peer.0.ip().to_canonical().to_string())
-}
-
-/// The address in an entry of `X-Forwarded-For`. Some proxies write the port, too. An address of
-/// IPv4 within IPv6 is the same as the one of IPv4.
-fn forwarded_address(entry: &str) -> Option<IpAddr> {
-    let entry = entry.trim();
-    let bracketed = entry.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    let alone = bracketed.unwrap_or(entry).parse().ok();
-    let address = alone.or_else(|| entry.parse().ok().map(|it: SocketAddr| it.ip()))?;
-    Some(address.to_canonical())
+    peer.map_or_else(String::new, |peer| {
+        forwarded::client(peer.0.ip(), &parts.headers, app.settings().forwarded).to_string()
+    })
 }
 
 /// Reads a form. While it arrives, a connection without a session can lose its place to another
@@ -392,22 +366,6 @@ mod tests {
         assert!(check(&fields, &mine).is_ok());
         assert!(check(&fields, &"other".into()).is_err());
         assert!(check(&FormFields::parse(b"a=b"), &mine).is_err());
-    }
-
-    #[test]
-    fn an_address_is_the_same_however_a_proxy_writes_it() {
-        for entry in [
-            "203.0.113.5",
-            " 203.0.113.5:443",
-            "::ffff:203.0.113.5",
-            "[::ffff:203.0.113.5]:443",
-        ] {
-            let read = forwarded_address(entry).map(|address| address.to_string());
-            assert_eq!(read.as_deref(), Some("203.0.113.5"), "{entry}");
-        }
-        let six = forwarded_address("[2001:db8::7]").unwrap();
-        assert_eq!(six.to_string(), "2001:db8::7");
-        assert_eq!(forwarded_address("unknown"), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use axum::{
     routing::get,
 };
 use domain::ActivationCode;
+use domain::Right;
 use pg::{
     config::{DatabaseConfig, PoolConfig},
     primary::DurabilityConfig,
@@ -66,7 +67,7 @@ impl Default for Harness {
                 Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
-            Authenticator::new("Service", Arc::new(directory))
+            Authenticator::new("Service", Arc::new(directory), false)
         });
         let gate = QrGate::new(
             QrKeys::parse(&QR_KEY.to_owned().into()).expect("a key"),
@@ -186,7 +187,10 @@ impl Harness {
             parts.headers.append("x-service-signature", sent.clone());
         }
         for (authenticator, required) in self.authenticators.iter().zip([false, true]) {
-            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else {
+            let Ok(head) = self
+                .tokio
+                .block_on(authenticator.head(&parts, Right::Order))
+            else {
                 continue;
             };
             assert!(!flag(4), "a repeated header");

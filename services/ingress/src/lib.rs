@@ -192,6 +192,13 @@ pub struct Config {
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
 
+    /// Take the client's address from the last entry of `X-Forwarded-For`
+    ///
+    /// A key of a partner may be limited to networks, which are compared with this address. Set it
+    /// only behind a proxy that appends the address, because a client could choose it otherwise.
+    #[arg(long, env = "INGRESS_FORWARDED", default_value_t = false, action = clap::ArgAction::Set)]
+    pub ingress_forwarded: bool,
+
     #[command(flatten)]
     pub limits: LimitsConfig,
 
@@ -464,7 +471,7 @@ fn router(
     let limits = &config.limits;
     let max_body = max_body(config.max_items);
     let gate = Arc::new(RequestGate {
-        authenticator: Authenticator::new(&config.brand, directory),
+        authenticator: Authenticator::new(&config.brand, directory, config.ingress_forwarded),
         admission: Admission::new(limits, max_body, config.max_units),
         limits: limits.clone(),
         max_body,

@@ -9,6 +9,8 @@
 //!   so that nobody can find out which ids exist.
 //! - No response may be stored by a cache, because many of them hold activation codes or keys.
 //!
+//! - A request is admitted only if its key has the right that [`routes`] names beside the handler.
+//!
 //! [`crate::routes`] merges the [`router`]. A handler takes a [`session::Session`], which exists
 //! only for a request that was authenticated and admitted. The module relies on the statements of
 //! `store`, each of which filters by the partner; those of the catalogue filter by the partner's
@@ -21,6 +23,7 @@ mod esims;
 mod events;
 pub(crate) mod fields;
 mod groups;
+mod keys;
 mod listen;
 mod notices;
 pub(crate) mod openapi;
@@ -36,83 +39,183 @@ mod webhook;
 use std::sync::Arc;
 
 use axum::{
-    Router, middleware,
-    routing::{MethodRouter, get, post},
+    Router,
+    handler::Handler,
+    middleware,
+    routing::{self, MethodRouter},
 };
+use domain::Right;
 
 use self::session::{AdmissionKind, LISTEN, RouteAdmission, SelfService, admit};
 use crate::{access::gate::RequestGate, http::PREFIXES};
 
+/// A handler with the right that its requests need. There is no other way into the router, so a
+/// handler without a right does not compile.
+struct Handling {
+    method: &'static str,
+    right: Right,
+    handler: MethodRouter<Arc<SelfService>>,
+}
+
+/// A constructor of [`Handling`] for one method.
+macro_rules! handling {
+    ($method:ident) => {
+        fn $method<H, T>(right: Right, handler: H) -> Handling
+        where
+            H: Handler<T, Arc<SelfService>>,
+            T: 'static,
+        {
+            Handling {
+                method: stringify!($method),
+                right,
+                handler: routing::$method(handler),
+            }
+        }
+    };
+}
+handling!(get);
+handling!(put);
+handling!(post);
+handling!(delete);
+
 /// The paths below the prefix, with their handlers.
-fn routes() -> Vec<(&'static str, MethodRouter<Arc<SelfService>>)> {
+#[expect(clippy::too_many_lines, reason = "one row for each request")]
+fn routes() -> Vec<(&'static str, Vec<Handling>)> {
+    use Right::{Keys, Order, Read, Webhooks};
     vec![
-        ("/orders", get(orders::list)),
+        ("/orders", vec![get(Read, orders::list)]),
         (
             "/orders/{external_order_id}",
-            get(orders::show).delete(orders::cancel),
+            vec![get(Read, orders::show), delete(Order, orders::cancel)],
         ),
-        ("/topups", get(topups::list)),
-        ("/topups/{topup_id}", get(topups::show)),
-        ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
-        ("/topups/{topup_id}/redeliver", post(topups::redeliver)),
-        ("/topups/{topup_id}/usage", get(esims::usage)),
+        ("/topups", vec![get(Read, topups::list)]),
+        ("/topups/{topup_id}", vec![get(Read, topups::show)]),
+        (
+            "/topups/{topup_id}/deliveries",
+            vec![get(Read, topups::deliveries)],
+        ),
+        (
+            "/topups/{topup_id}/redeliver",
+            vec![post(Webhooks, topups::redeliver)],
+        ),
+        ("/topups/{topup_id}/usage", vec![get(Read, esims::usage)]),
         (
             "/topups/{topup_id}/give-back",
-            get(esims::give_back_state).post(esims::give_back),
+            vec![
+                get(Read, esims::give_back_state),
+                post(Order, esims::give_back),
+            ],
         ),
-        ("/options", get(options::list)),
-        ("/account", get(account::show)),
-        ("/webhook", get(webhook::show).put(webhook::set)),
-        (LISTEN, get(listen::listen)),
-        ("/webhook/secret", post(webhook::rotate_secret)),
-        ("/webhook/test", post(events::test)),
-        ("/webhook/events", get(events::list)),
-        ("/webhook/events/{event_id}", get(events::show)),
+        ("/options", vec![get(Read, options::list)]),
+        ("/account", vec![get(Read, account::show)]),
+        (
+            "/account/keys",
+            vec![get(Keys, keys::list), post(Keys, keys::create)],
+        ),
+        (
+            "/account/keys/{key_id}",
+            vec![put(Keys, keys::change), delete(Keys, keys::end)],
+        ),
+        (
+            "/webhook",
+            vec![get(Read, webhook::show), put(Webhooks, webhook::set)],
+        ),
+        (LISTEN, vec![get(Read, listen::listen)]),
+        (
+            "/webhook/secret",
+            vec![post(Webhooks, webhook::rotate_secret)],
+        ),
+        ("/webhook/test", vec![post(Webhooks, events::test)]),
+        ("/webhook/events", vec![get(Read, events::list)]),
+        ("/webhook/events/{event_id}", vec![get(Read, events::show)]),
         (
             "/webhook/events/{event_id}/redeliver",
-            post(events::redeliver),
+            vec![post(Webhooks, events::redeliver)],
         ),
-        ("/webhooks", get(delivery_list::list)),
+        ("/webhooks", vec![get(Read, delivery_list::list)]),
         (
             "/webhooks/redeliver",
-            get(redeliveries::list).post(redeliveries::begin),
+            vec![
+                get(Read, redeliveries::list),
+                post(Webhooks, redeliveries::begin),
+            ],
         ),
         (
             "/webhooks/redeliver/{redelivery_id}",
-            get(redeliveries::show).delete(redeliveries::cancel),
+            vec![
+                get(Read, redeliveries::show),
+                delete(Webhooks, redeliveries::cancel),
+            ],
         ),
-        ("/endpoints", get(endpoints::list).post(endpoints::create)),
+        (
+            "/endpoints",
+            vec![
+                get(Read, endpoints::list),
+                post(Webhooks, endpoints::create),
+            ],
+        ),
         (
             "/endpoints/{endpoint_id}",
-            get(endpoints::show)
-                .put(endpoints::change)
-                .delete(endpoints::delete),
+            vec![
+                get(Read, endpoints::show),
+                put(Webhooks, endpoints::change),
+                delete(Webhooks, endpoints::delete),
+            ],
         ),
-        ("/endpoints/{endpoint_id}/secret", post(endpoints::secret)),
-        ("/endpoints/{endpoint_id}/pause", post(endpoints::pause)),
-        ("/endpoints/{endpoint_id}/resume", post(endpoints::resume)),
-        ("/endpoints/{endpoint_id}/test", post(endpoints::test)),
+        (
+            "/endpoints/{endpoint_id}/secret",
+            vec![post(Webhooks, endpoints::secret)],
+        ),
+        (
+            "/endpoints/{endpoint_id}/pause",
+            vec![post(Webhooks, endpoints::pause)],
+        ),
+        (
+            "/endpoints/{endpoint_id}/resume",
+            vec![post(Webhooks, endpoints::resume)],
+        ),
+        (
+            "/endpoints/{endpoint_id}/test",
+            vec![post(Webhooks, endpoints::test)],
+        ),
         (
             "/notices",
-            get(notices::show).put(notices::set).delete(notices::remove),
+            vec![
+                get(Read, notices::show),
+                put(Webhooks, notices::set),
+                delete(Webhooks, notices::remove),
+            ],
         ),
-        ("/notices/verify", post(notices::verify)),
-        ("/keys", post(account::rotate)),
-        ("/sandbox/events", post(sandbox::make_event)),
+        ("/notices/verify", vec![post(Webhooks, notices::verify)]),
+        ("/keys", vec![post(Keys, account::rotate)]),
+        ("/sandbox/events", vec![post(Webhooks, sandbox::make_event)]),
     ]
+}
+
+/// The right that each request of self-service needs, by path and method. The reference for
+/// partners says it of each.
+pub(crate) fn rights() -> impl Iterator<Item = (&'static str, &'static str, Right)> {
+    let of_path = |(path, handlings): (&'static str, Vec<Handling>)| {
+        let of_handling = move |one: Handling| (path, one.method, one.right);
+        handlings.into_iter().map(of_handling)
+    };
+    routes().into_iter().flat_map(of_path)
 }
 
 /// Makes the routes, under both prefixes.
 pub(crate) fn router(gate: &Arc<RequestGate>) -> Router<Arc<SelfService>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
-        for (path, handlers) in routes() {
-            let route = RouteAdmission {
-                gate: Arc::clone(gate),
-                kind: AdmissionKind::of(path),
-            };
-            let handlers = handlers.layer(middleware::from_fn_with_state(route, admit));
-            router = router.route(&format!("{prefix}{path}"), handlers);
+        for (path, handlings) in routes() {
+            for Handling { right, handler, .. } in handlings {
+                let route = RouteAdmission {
+                    gate: Arc::clone(gate),
+                    kind: AdmissionKind::of(path),
+                    right,
+                };
+                let handler = handler.layer(middleware::from_fn_with_state(route, admit));
+                router = router.route(&format!("{prefix}{path}"), handler);
+            }
         }
     }
     router

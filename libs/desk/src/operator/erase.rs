@@ -338,6 +338,7 @@ pub async fn partner(
             return Err(NotErased::Enabled);
         }
         accounts::partners::endpoints::make_first(transaction, partner_id).await?;
+        accounts::partners::keys::end(transaction, partner_id, None).await?;
         let changed = ActionChange::between(
             json!({ "erased": false }),
             json!({ "erased": true, "orders": orders }),

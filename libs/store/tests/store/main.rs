@@ -29,6 +29,7 @@
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`changes`]: what partners change themselves, in the record of operators.
+//! - [`keys`]: further keys of partners.
 //! - [`known`]: endpoints that a notifier knows.
 //! - [`flushed`]: the server crashes after somebody was told of an order.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
@@ -68,6 +69,7 @@ mod flushed;
 mod further;
 mod health;
 mod history;
+mod keys;
 mod known;
 mod life;
 mod machine;

@@ -9,12 +9,13 @@
 //! 4. The access key belongs to an active partner that has a secret key.
 //! 5. The signature is valid.
 //! 6. If the account requires it, the signature covers the body.
-//! 7. If the signature covers the body, the body that arrived is the signed one.
+//! 7. The key may be used from the address of the client, and has the right that the request needs.
+//! 8. If the signature covers the body, the body that arrived is the signed one.
 //!
-//! Guarantees: a [`SignedRequest`] was signed with a valid key of an active partner, at most five
-//! minutes from our clock. Within this window the same request may arrive again. Replays are not
-//! recognised, because the replicas share no memory. A replayed order does no harm, because its
-//! external id is unique as long as the order stands.
+//! Guarantees: a [`SignedRequest`] was signed with a valid key of an active partner that has the
+//! right for it, at most five minutes from our clock. Within this window the same request may
+//! arrive again. Replays are not recognised, because the replicas share no memory. A replayed order
+//! does no harm, because its external id is unique as long as the order stands.
 //!
 //! Create-order and self-service call [`Authenticator::head`] before they read a body, so that an
 //! unknown sender cannot make us read much, and [`Authenticator::body`] after. The module relies on
@@ -26,7 +27,9 @@ use axum::{
     http::{HeaderValue, request::Parts},
     response::{IntoResponse, Response},
 };
+use domain::{KeyTerms, Right};
 use pg::primary::Unfit;
+use runtime::forwarded;
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
@@ -75,11 +78,13 @@ impl IntoResponse for AuthenticationFailure {
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,
+    /// Whether a proxy names the address of the client; see [`forwarded::client`].
+    is_forwarded: bool,
 }
 
 impl Authenticator {
     /// Creates the authenticator. `brand` is the middle part of the header names.
-    pub(crate) fn new(brand: &str, directory: Arc<Directory>) -> Self {
+    pub(crate) fn new(brand: &str, directory: Arc<Directory>, is_forwarded: bool) -> Self {
         let [access_key, signature, timestamp, content_sha256] =
             ["Access-Key", "Signature", "Timestamp", "Content-SHA256"]
                 .map(|last| format!("X-{brand}-{last}"));
@@ -89,14 +94,22 @@ impl Authenticator {
             timestamp,
             content_sha256,
         };
-        Self { names, directory }
+        Self {
+            names,
+            directory,
+            is_forwarded,
+        }
     }
 
-    /// Checks the head of a request, which are the steps 1 to 6 of the module's list.
-    /// [`Authenticator::body`] is step 7.
-    pub(crate) async fn head(&self, parts: &Parts) -> Result<SignedRequest, AuthenticationFailure> {
+    /// Checks the head of a request that needs this right, which are the steps 1 to 7 of the
+    /// module's list. [`Authenticator::body`] is step 8.
+    pub(crate) async fn head(
+        &self,
+        parts: &Parts,
+        right: Right,
+    ) -> Result<SignedRequest, AuthenticationFailure> {
         let mut sender = None;
-        let checked = self.check(parts, &mut sender).await;
+        let checked = self.check(parts, right, &mut sender).await;
         checked.map_err(|error| AuthenticationFailure { error, sender })
     }
 
@@ -104,6 +117,7 @@ impl Authenticator {
     async fn check(
         &self,
         parts: &Parts,
+        right: Right,
         sender: &mut Option<RequestSender>,
     ) -> Result<SignedRequest, ApiError> {
         let names = &self.names;
@@ -143,7 +157,7 @@ impl Authenticator {
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
         // that there was such a partner.
-        let unknown = || ApiError::with(ErrorCode::AccessKeyUnknown, &names.access_key);
+        let unknown = || self.unknown_key();
         // Access keys consist of visible ASCII characters. A value with any other character cannot
         // match a key, so it is refused without a look-up.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
@@ -198,10 +212,40 @@ impl Authenticator {
                 &names.content_sha256,
             ));
         }
+        self.directory.note_use(&partner.credential);
+        self.allowed(parts, &partner.credential.terms, right)?;
         Ok(SignedRequest {
             body_digest: body_digest.cloned(),
             partner,
         })
+    }
+
+    /// Step 7 of the module's list. It comes after the signature, so that only who has the key
+    /// learns what it may do.
+    fn allowed(&self, parts: &Parts, terms: &KeyTerms, right: Right) -> Result<(), ApiError> {
+        if !terms.networks.is_empty() {
+            let connection = parts.extensions.get::<Arc<Connection>>();
+            let peer = connection.map(|connection| connection.peer.ip());
+            let from = peer
+                .map(|peer| forwarded::client(peer, &parts.headers, self.is_forwarded))
+                .filter(|address| !terms.allow_from(*address));
+            if let Some(address) = from {
+                return Err(ApiError::with(ErrorCode::NetworkNotAllowed, address));
+            }
+            if peer.is_none() {
+                return Err(ApiError::with(ErrorCode::NetworkNotAllowed, "unknown"));
+            }
+        }
+        if terms.rights.contains(right) {
+            Ok(())
+        } else {
+            Err(ApiError::with(ErrorCode::RightMissing, right.as_str()))
+        }
+    }
+
+    /// The 401 for a request whose key has ended while it was handled.
+    pub(crate) fn unknown_key(&self) -> ApiError {
+        ApiError::with(ErrorCode::AccessKeyUnknown, &self.names.access_key)
     }
 
     /// The 401 for a request that needs a signature which covers its body, and has another one.
@@ -215,7 +259,7 @@ impl Authenticator {
         }
     }
 
-    /// Step 7 of the module's list: the body is the one that was signed. Without a digest the
+    /// Step 8 of the module's list: the body is the one that was signed. Without a digest the
     /// signature does not cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {

@@ -10,6 +10,8 @@
 //!   While it is reached, an option that is not in the cache may exist all the same, so the order
 //!   gets a 503: its partner must not take it for refused. A key gets the 401 that nearly all of
 //!   these deserve; a partner that was made within the last half second repeats its request.
+//! - A further key of a partner leads to the same partner, with the rights of the key. It changes
+//!   and ends like anything else of its partner.
 //! - A key that a rotation replaced is denied after its end, by the clock of this process.
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
@@ -22,18 +24,27 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
 use accounts::{
     options::{self, ProductOption, StoredOption},
-    partners::{self, PartnerCredentials, PartnerKeys, PartnerLimits},
+    partners::{self, PartnerCredentials, PartnerKeys, PartnerLimits, keys},
 };
-use domain::{Environment, OptionId, PartnerId};
+use domain::{Environment, KeyId, KeyTerms, OptionId, PartnerId, Rights};
 use pg::{Database, Error, PgConnection};
 use pipeline::{pulse, streams::Nats};
-use runtime::{Shutdown, clock::Moment, health::Readiness, outage, rate_limit::RateLimit};
+use runtime::{
+    Shutdown,
+    clock::{self, Moment},
+    health::Readiness,
+    lock, outage,
+    rate_limit::RateLimit,
+};
 use signing::SecretKey;
 use uuid::Uuid;
 use vault::Vault;
@@ -49,19 +60,24 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
 /// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
+/// How often the use of one key is noted at most, in seconds. More often would make each request
+/// cost a write.
+const NOTED_EVERY: i64 = 60;
 /// The maximum number of look-ups per second. Beyond it, unknown keys get a 401 and orders of
 /// unknown options a 503 without a query, so that a flood of invented ones does not load the
 /// database.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// A partner, as requests with one of its access keys see it. During a rotation a partner has two
-/// keys, and so two of these.
+/// A partner, as requests with one of its access keys see it. There is one of these for each of its
+/// keys, and during a rotation of the first key two for that.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownPartner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
     pub(crate) disabled: bool,
     pub(crate) key: Key,
+    /// What requests with this key may do.
+    pub(crate) credential: Arc<Credential>,
     pub(crate) limits: PartnerLimits,
     /// Whether requests are denied unless their signature covers the query and the body.
     pub(crate) signed_body_required: bool,
@@ -78,6 +94,7 @@ impl KnownPartner {
             environment,
             disabled: false,
             key: Key::Missing,
+            credential: Credential::example(),
             limits: PartnerLimits::default(),
             signed_body_required: false,
             until: None,
@@ -86,6 +103,46 @@ impl KnownPartner {
 
     fn ended(&self) -> bool {
         self.until.is_some_and(Moment::has_passed)
+    }
+}
+
+/// What a request with a key may do, and when the key was used.
+#[derive(Debug)]
+pub(crate) struct Credential {
+    /// The id of the key; that of the first one is the partner's id.
+    pub(crate) key_id: KeyId,
+    pub(crate) access_key: String,
+    /// Whether it is the first key of the partner, which the specification knows.
+    pub(crate) is_first: bool,
+    pub(crate) terms: KeyTerms,
+    /// When its last use was noted here, in seconds of Unix time; 0 if it never was.
+    noted_at: AtomicI64,
+}
+
+impl Credential {
+    fn of_first_key(partner_id: PartnerId, access_key: &str) -> Arc<Self> {
+        Arc::new(Self {
+            key_id: partner_id.first_key(),
+            access_key: access_key.to_owned(),
+            is_first: true,
+            terms: KeyTerms::of_first_key(),
+            noted_at: AtomicI64::new(0),
+        })
+    }
+
+    #[cfg(test)]
+    fn example() -> Arc<Self> {
+        Self::of_first_key(PartnerId::new(), "")
+    }
+
+    /// Whether its use at this time is the first one within a minute here.
+    fn note(&self, now: i64) -> bool {
+        let before = self.noted_at.load(Ordering::Relaxed);
+        now.saturating_sub(before) >= NOTED_EVERY
+            && self
+                .noted_at
+                .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 }
 
@@ -193,6 +250,8 @@ pub(crate) struct Directory {
     partners: RwLock<Partners>,
     options: RwLock<OptionsById>,
     look_ups: RateLimit,
+    /// The keys that were used and whose use is not written yet.
+    used: Mutex<Vec<Uuid>>,
     /// Held during a look-up, so that only one runs at a time.
     looking: tokio::sync::Mutex<()>,
 }
@@ -236,6 +295,7 @@ impl Directory {
             partners: RwLock::default(),
             options: RwLock::default(),
             look_ups: RateLimit::per_second(LOOK_UPS),
+            used: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
         }
     }
@@ -275,6 +335,26 @@ impl Directory {
         self.known_partner(access_key).and_then(valid)
     }
 
+    /// Notes that a request was signed with this key. It is written with the next refresh, and for
+    /// one key at most once a minute.
+    pub(crate) fn note_use(&self, credential: &Credential) {
+        if credential.note(clock::unix_seconds()) {
+            lock(&self.used).push(credential.key_id.uuid());
+        }
+    }
+
+    /// Writes which keys were used. What could not be written is noted again by a later request,
+    /// and the refresh, which fails as well, says why.
+    async fn write_uses(&self) {
+        let used = std::mem::take(&mut *lock(&self.used));
+        if !used.is_empty() {
+            let write = async |connection: &mut PgConnection| keys::used(connection, &used).await;
+            if let Err(error) = self.database.run(write).await {
+                tracing::debug!(%error, "when keys were used last is not written");
+            }
+        }
+    }
+
     /// Adds a partner that is in no database, for the fuzz targets.
     #[cfg(debug_assertions)]
     pub(crate) fn learn_for_fuzzing(
@@ -283,11 +363,13 @@ impl Directory {
         secret: SecretKey,
         signed_body_required: bool,
     ) {
+        let id = PartnerId::new();
         let partner = KnownPartner {
-            id: PartnerId::new(),
+            id,
             environment: Environment::Sandbox,
             disabled: false,
             key: Key::Known(secret),
+            credential: Credential::of_first_key(id, access_key),
             limits: PartnerLimits::default(),
             signed_body_required,
             until: None,
@@ -373,41 +455,54 @@ impl Directory {
                  that wrote it"
             );
         }
-        let partner = |keys: &PartnerKeys| {
+        let id = credentials.partner_id;
+        let partner = |key, credential: Arc<Credential>, until| {
             let key = match credentials.environment {
-                Some(_) => self.open(credentials.partner_id, keys.secret_key.as_deref()),
+                Some(_) => key,
                 None => Key::Unusable,
             };
+            let access_key = credential.access_key.clone();
             let partner = KnownPartner {
-                id: credentials.partner_id,
+                id,
                 // Without a usable key nothing is bought for it, whatever stands here.
                 environment: credentials.environment.unwrap_or(Environment::Sandbox),
                 disabled: credentials.disabled,
                 key,
+                credential,
                 limits: credentials.limits,
                 signed_body_required: credentials.signed_body_required,
-                until: keys.ends_in.map(|left| asked + left),
+                until,
             };
-            (keys.access_key.clone(), partner)
+            (access_key, partner)
         };
-        let keys = credentials.keys.iter().map(partner).collect();
+        let first = credentials.keys.iter().map(|keys: &PartnerKeys| {
+            let sealed = keys.secret_key.as_deref();
+            let opened = sealed.map(|sealed| partners::open_secret_key(&self.vault, id, sealed));
+            let until = keys.ends_in.map(|left| asked + left);
+            let credential = Credential::of_first_key(id, &keys.access_key);
+            partner(usable(id, opened), credential, until)
+        });
+        let further = credentials.further_keys.iter().map(|key| {
+            // A key whose terms cannot be read may do nothing.
+            let opened = key.terms.as_ref().map(|_| key.open(&self.vault, id));
+            let usable = opened.map_or(Key::Unusable, |opened| usable(id, Some(opened)));
+            let terms = key.terms.clone().unwrap_or(KeyTerms {
+                rights: Rights::default(),
+                networks: Vec::new(),
+                units_per_day: Some(0),
+            });
+            let credential = Arc::new(Credential {
+                key_id: key.key_id,
+                access_key: key.access_key.clone(),
+                is_first: false,
+                terms,
+                noted_at: AtomicI64::new(0),
+            });
+            partner(usable, credential, None)
+        });
+        let keys = first.chain(further).collect();
         self.partners_mut()
             .learn(credentials.partner_id, credentials.row_version, keys);
-    }
-
-    fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
-        match sealed.map(|sealed| partners::open_secret_key(&self.vault, partner_id, sealed)) {
-            None => Key::Missing,
-            Some(Ok(secret)) => Key::Known(secret),
-            Some(Err(error)) => {
-                tracing::error!(
-                    partner.id = %partner_id,
-                    %error,
-                    "a partner's secret key cannot be decrypted, so its requests get 500; check the master keys"
-                );
-                Key::Unusable
-            }
-        }
     }
 
     /// Forgets an option whose row cannot be read, so that nobody orders it as it was before.
@@ -459,6 +554,7 @@ impl Directory {
                     // that is not cached needs a look-up, so without the database it would get a
                     // 500 instead of a 401.
                     self.partners_mut().forget_ended();
+                    self.write_uses().await;
                     if let Some(pulse) = not_pulsing.take() {
                         shutdown.spawn("pulse", pulse);
                     }
@@ -529,6 +625,22 @@ async fn changes(connection: &mut PgConnection, seen: &Seen) -> Result<Option<Ch
     }))
 }
 
+/// The secret key that was opened, if there is one.
+fn usable(partner_id: PartnerId, opened: Option<pg::Result<SecretKey>>) -> Key {
+    match opened {
+        None => Key::Missing,
+        Some(Ok(secret)) => Key::Known(secret),
+        Some(Err(error)) => {
+            tracing::error!(
+                partner.id = %partner_id,
+                %error,
+                "a partner's secret key cannot be decrypted, so its requests get 500; check the master keys"
+            );
+            Key::Unusable
+        }
+    }
+}
+
 /// The partner, unless the access key that was asked for has ended.
 fn valid(partner: Arc<KnownPartner>) -> Option<Arc<KnownPartner>> {
     (!partner.ended()).then_some(partner)
@@ -557,6 +669,7 @@ mod tests {
                 environment: Environment::Sandbox,
                 disabled: false,
                 key: Key::Missing,
+                credential: Credential::of_first_key(id, access_key),
                 limits: PartnerLimits::default(),
                 signed_body_required: false,
                 until: *until,

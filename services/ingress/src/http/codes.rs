@@ -123,6 +123,29 @@ pub(crate) enum ErrorCode {
     ))]
     ContentSha256Invalid,
 
+    #[strum(props(
+        status = 403,
+        bought = "no",
+        message = "The key may not be used from the address {}"
+    ))]
+    NetworkNotAllowed,
+
+    #[strum(props(
+        status = 403,
+        bought = "no",
+        message = "The key lacks the right {}, which this request needs"
+    ))]
+    RightMissing,
+
+    #[strum(props(
+        status = 403,
+        message = "Only the first key of the account can do this"
+    ))]
+    FirstKeyRequired,
+
+    #[strum(props(status = 403, message = "The key cannot give this to another one: {}"))]
+    KeyNotGiven,
+
     #[strum(props(status = 403, message = "Only sandbox accounts can do this"))]
     SandboxOnly,
 
@@ -190,6 +213,13 @@ pub(crate) enum ErrorCode {
         message = "Products can't have more than {} units in total"
     ))]
     TooManyUnits,
+
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "The key has reached its limit of units a day: {}"
+    ))]
+    UnitsPerDayReached,
 
     #[strum(props(status = 422, bought = "no", message = "{}"))]
     ProviderRejected,
@@ -416,6 +446,33 @@ pub(crate) enum ErrorCode {
         message = "This is the account's first endpoint; change it with PUT /webhook"
     ))]
     FirstEndpoint,
+
+    #[strum(props(status = 422, message = "Name must be a text of 1 to {} characters"))]
+    KeyNameInvalid,
+
+    #[strum(props(status = 422, message = "Rights must be a list of some of {}"))]
+    RightsInvalid,
+
+    #[strum(props(status = 422, message = "Networks are invalid: {}"))]
+    NetworksInvalid,
+
+    #[strum(props(
+        status = 422,
+        message = "Units per day must be a whole number from 0 on, or null"
+    ))]
+    UnitsPerDayInvalid,
+
+    #[strum(props(
+        status = 409,
+        message = "The account has {} keys, which is the maximum; end one first"
+    ))]
+    TooManyKeys,
+
+    #[strum(props(
+        status = 409,
+        message = "This is the account's first key; replace it with POST /keys"
+    ))]
+    FirstKey,
 
     #[strum(props(status = 409, message = "No channel for notices is set; set one first"))]
     NoticesNotSet,

@@ -144,6 +144,12 @@ pub(crate) struct Internal(#[to_schema] Message);
 #[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
 pub(crate) struct Unauthorized(#[to_schema] DeniedResponse);
 
+/// The key that signed the request lacks a right, or may not be used from this address. The request
+/// did nothing
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`right_missing` or `network_not_allowed`, or another code that says what the key may not do")))]
+pub(crate) struct NotAllowed(#[to_schema] Message);
+
 /// The account has reached one of its limits, or uses its share of a limit of all accounts. Send the request again after `Retry-After` seconds
 #[derive(ToResponse)]
 #[response(headers(

@@ -101,6 +101,22 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "`X-Service-Content-SHA256` is not the SHA-256 of the body as it arrived, in \
              lowercase hexadecimal. Compute it over the bytes that you send."
         }
+        ErrorCode::NetworkNotAllowed => {
+            "The key may be used from some networks only, and the address in the message, from which \
+             we received the request, is in none of them. Change its networks with `PUT \
+             /account/keys/{key_id}`."
+        }
+        ErrorCode::RightMissing => {
+            "The key lacks the right in the message. Use a key that has it, or give it to this one \
+             with such a key."
+        }
+        ErrorCode::FirstKeyRequired => {
+            "A further key cannot replace the first one, which has all rights."
+        }
+        ErrorCode::KeyNotGiven => {
+            "A key can give another one only what it has itself; the message says what it lacks. The \
+             first key may give everything."
+        }
         ErrorCode::SandboxOnly => {
             "Only sandbox accounts may send this request, because it is meant for \
              development. A live account receives webhooks at its webhook URL, and events \
@@ -158,6 +174,10 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "The order has more units in total than we accept in one order; `GET /account` \
              shows the limit. Split it into several orders, each with an `external_order_id` \
              of its own."
+        }
+        ErrorCode::UnitsPerDayReached => {
+            "The order has more units than its key may still order until 00:00 UTC. Nothing of it was \
+             stored. Send a smaller order, or use another key."
         }
         ErrorCode::ProviderRejected => {
             "The provider rejected the order, and the message says why: `eSIM Request failed - \
@@ -361,6 +381,21 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "This is the first endpoint of your account, which cannot be deleted and has no \
              headers of its own. Change or remove its URL and its events with `PUT \
              /webhook`."
+        }
+        ErrorCode::KeyNameInvalid => {
+            "The name of a key is missing, too long, or has a control character."
+        }
+        ErrorCode::RightsInvalid => "A key needs at least one of the rights in the message.",
+        ErrorCode::NetworksInvalid => {
+            "Send a list of at most 50 addresses such as `198.51.100.7` and networks such as \
+             `198.51.100.0/24`. An empty list allows every address."
+        }
+        ErrorCode::UnitsPerDayInvalid => "Send a whole number, or null for no limit.",
+        ErrorCode::TooManyKeys => {
+            "An account has at most ten keys with the first one. End one that you no longer need."
+        }
+        ErrorCode::FirstKey => {
+            "The first key has all rights. Replace it with `POST /keys`, or ask us to end it."
         }
         ErrorCode::NoticesNotSet => {
             "There is no channel for notices that could be verified. Set one with `PUT \

@@ -14,6 +14,8 @@
 //!
 //! Guarantees:
 //!
+//! - An order beyond the limit of units a day of its key is not stored: the units are counted in
+//!   the transaction that stores orders.
 //! - A 201 is sent only after the commit is on disk. The verdict *placed* says that it is, because
 //!   the claim before the purchase was flushed; otherwise this module flushes it
 //!   ([`store::orders::flush_order`]). A 422 of the provider is sent only after PostgreSQL has
@@ -46,7 +48,7 @@ use pipeline::{
     timing::ANSWER,
 };
 use runtime::{Shutdown, clock::Moment};
-use store::orders::{NewOrder, NewTopup, OrderStatus, OrderedUnit};
+use store::orders::{Inserted, NewOrder, NewTopup, OrderStatus, OrderedUnit};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -175,8 +177,7 @@ impl From<ApiError> for NotStored {
 }
 
 pub(crate) struct InsertResult {
-    /// Whether the order was stored. If not, an earlier order has its external id.
-    stored: bool,
+    inserted: Inserted,
     /// The moment before the INSERT was sent, from which the time of the answer counts. PostgreSQL
     /// counts from a later moment, so this process always gives up first; see [`ANSWER`].
     sent: Moment,
@@ -192,18 +193,20 @@ impl BatchWriter for InsertAndAnnounce {
     async fn write(&self, orders: &[NewOrder]) -> Result<Vec<InsertResult>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
             let sent = Moment::now();
-            let inserted = store::orders::insert(connection, orders).await?;
-            Ok::<Vec<_>, pg::Error>(
-                inserted
-                    .into_iter()
-                    .map(|stored| InsertResult { stored, sent })
-                    .collect(),
-            )
+            // Orders of keys without a limit of units pay nothing for those that have one.
+            let inserted = if orders.iter().any(|order| order.limited_key.is_some()) {
+                store::orders::insert_counted(connection, orders).await?
+            } else {
+                let stored = store::orders::insert(connection, orders).await?.into_iter();
+                stored.map(Inserted::of).collect()
+            };
+            let result = |inserted| InsertResult { inserted, sent };
+            Ok::<Vec<_>, pg::Error>(inserted.into_iter().map(result).collect())
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
         // The jobs of the others are published by `answer_at_once`, after their 201.
         let awaited = |(order, inserted): &(&NewOrder, &InsertResult)| {
-            order.awaits_verdicts() && inserted.stored
+            order.awaits_verdicts() && inserted.inserted == Inserted::Stored
         };
         for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
@@ -443,8 +446,10 @@ impl OrderService {
         let mut place = None;
         loop {
             let inserted = self.insert(order, answer).await?;
-            if inserted.stored {
-                return Ok(inserted.sent);
+            match inserted.inserted {
+                Inserted::Stored => return Ok(inserted.sent),
+                Inserted::OverLimit { left } => return Err(over_limit(order, left)),
+                Inserted::Taken => {}
             }
             let earlier = self.until_decided(order, give_up, &mut place, answer);
             match (earlier.await?, if_taken) {
@@ -598,6 +603,15 @@ impl OrderService {
             }
         }
     }
+}
+
+/// 422: the key that signed the order may order only `left` units more on this day. Nothing of the
+/// order is stored.
+fn over_limit(order: &NewOrder, left: u32) -> ApiError {
+    let most = order.limited_key.map_or(0, |key| key.units_per_day);
+    let detail = format!("{left} of {most} are left until 00:00 UTC");
+    let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
+    ApiError::Unprocessable(vec![fault])
 }
 
 /// 503: an earlier order with the same external id may still be refused.

@@ -19,6 +19,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use domain::Right;
 use tracing::{Span, field};
 
 use crate::{
@@ -101,7 +102,7 @@ pub(crate) async fn create_order(
 ) -> Response {
     let began = Instant::now();
     let (parts, body) = request.into_parts();
-    let signed = match app.gate.authenticator.head(&parts).await {
+    let signed = match app.gate.authenticator.head(&parts, Right::Order).await {
         Ok(signed) => signed,
         Err(error) => {
             let response = error.into_response();

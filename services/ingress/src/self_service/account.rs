@@ -106,13 +106,15 @@ struct NewKeys<'a> {
 /// Replace the keys
 ///
 /// The new pair is valid at once, and the old pair stays valid for 24 more hours, so that you can
-/// change your programs one by one. The new secret key is shown only in this answer. If the old
-/// keys must end at once, for example because they leaked, ask us.
+/// change your programs one by one. The new secret key is shown only in this answer. Only the first
+/// key may do this, because the new pair has all rights. If the old keys must end at once, for
+/// example because they leaked, ask us.
 #[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
     responses(
         (status = 201, description = "The new keys", body = NewKeys),
         (status = 409, description = "The old keys of the last rotation are still valid, so there cannot be a further pair (`rotation_under_way`)", body = crate::http::described::Message)))]
 pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
+    session.requires_first_key()?;
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let rotated = session.change(async |connection, partner| {

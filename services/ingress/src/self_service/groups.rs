@@ -114,6 +114,8 @@ If your endpoint is down, a webhook cannot tell you so. Therefore name a second 
 
 const ACCOUNT: &str = "\
 You can replace your keys and your webhook secret yourself at any time. Old and new ones are both valid during an overlap of a day, unless we agreed on another time, so that you can change your programs one after another. Access key and secret key change together; never use one of the old pair with one of the new pair. Ask us if you lose the answer with the new ones. If your keys may have leaked, ask us to end them at once, because whoever has them can replace them, too.
+
+**Keys for people and programs.** Beside this first pair an account can have nine further keys. Each has a name, rights (`order`, `read`, `webhooks`, `keys`), and if you want networks that it may be used from and a number of units that it may order in a day of UTC. Each request says which right it needs. A request without the right, or from another network, gets a 403 and does nothing. Give each program and each agent a key of its own with no more than it needs: whoever steals or misleads it can do no more. A key that you change or end is changed or refused everywhere within a second. What a key has ordered belongs to the account, and every key with the right `read` sees it.
 ";
 
 const SANDBOX: &str = "\

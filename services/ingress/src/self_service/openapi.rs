@@ -6,7 +6,10 @@
 //! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
 //! responses that every operation can have. What is true of more than one request is in [`groups`].
 
-use domain::event::{self, EventKind, NoticeKind};
+use domain::{
+    Right,
+    event::{self, EventKind, NoticeKind},
+};
 use serde_json::{Map, Value, json};
 use strum::VariantArray;
 use utoipa::{
@@ -15,12 +18,12 @@ use utoipa::{
 };
 
 use super::{
-    account, delivery_list, endpoints, esims, events, groups, listen, notices, options, orders,
-    redeliveries, sandbox, topups, webhook,
+    account, delivery_list, endpoints, esims, events, groups, keys, listen, notices, options,
+    orders, redeliveries, sandbox, topups, webhook,
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
-    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded, Repeat,
+    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotAllowed, NotFound, Overloaded, Repeat,
     TooManyRequests, Unauthorized, Unprocessable,
 };
 use crate::{http::codes::ErrorCode, orders::create};
@@ -42,7 +45,7 @@ const PREFIX: &str = "X-Service-";
     paths(
         create::create_order, orders::list, orders::show, orders::cancel, topups::list, topups::show,
         topups::deliveries, topups::redeliver, esims::usage, esims::give_back,
-        esims::give_back_state, options::list, account::show, account::rotate, webhook::show, webhook::set,
+        esims::give_back_state, options::list, account::show, account::rotate, keys::list, keys::create, keys::change, keys::end, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
@@ -53,7 +56,7 @@ const PREFIX: &str = "X-Service-";
     components(
         schemas(webhooks::body::WebhookBody, Message, Messages, DeniedResponse, Repeat),
         responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
-            ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+            ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, NotAllowed, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
 )]
@@ -114,6 +117,7 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let common = [
         ("400", "BadRequest"),
         ("401", "Unauthorized"),
+        ("403", "NotAllowed"),
         ("405", "MethodNotAllowed"),
         ("422", "Unprocessable"),
         ("429", "TooManyRequests"),
@@ -158,8 +162,25 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
             }
         }
     }
+    name_rights(&mut document["paths"]);
     let text = serde_json::to_string_pretty(&document)? + "\n";
     Ok(text.replace(PREFIX, &format!("X-{brand}-")))
+}
+
+/// Says of each operation which right the key of its request needs.
+fn name_rights(paths: &mut Value) {
+    let create_order = ("/orders", "post", Right::Order);
+    for (path, method, right) in super::rights().chain([create_order]) {
+        let operation = &mut paths[path][method];
+        let text = operation["description"].as_str().unwrap_or_default();
+        let needs = format!("Needs a key with the right `{}`.", right.as_str());
+        let description = if text.is_empty() {
+            needs
+        } else {
+            format!("{text}\n\n{needs}")
+        };
+        operation["description"] = description.into();
+    }
 }
 
 /// What the value of a header is.
@@ -223,8 +244,9 @@ const HEADERS: [(&str, &str, HeaderKind); 8] = [
 ];
 
 /// The shared responses that are made before it is known whose rate a request uses.
-const BEFORE_LIMITS: [&str; 4] = [
+const BEFORE_LIMITS: [&str; 5] = [
     "BadRequest",
+    "NotAllowed",
     "MethodNotAllowed",
     "Overloaded",
     "Unauthorized",

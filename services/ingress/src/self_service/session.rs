@@ -20,7 +20,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use domain::{Environment, PartnerId};
+use domain::{Environment, PartnerId, Right};
 use http_body::{Frame, SizeHint};
 use pg::{Database, PgConnection};
 use serde::Serialize;
@@ -112,6 +112,8 @@ impl AdmissionKind {
 pub(super) struct RouteAdmission {
     pub(super) gate: Arc<RequestGate>,
     pub(super) kind: AdmissionKind,
+    /// What the key of a request needs.
+    pub(super) right: Right,
 }
 
 /// A request of a partner that was authenticated and admitted. A handler that takes it has no
@@ -193,6 +195,16 @@ impl Session {
             Ok(())
         } else {
             Err(self.gate().authenticator.body_not_signed())
+        }
+    }
+
+    /// Refuses a request that a further key has signed. For what gives or ends all that the first
+    /// key has.
+    pub(super) fn requires_first_key(&self) -> Result<(), ApiError> {
+        if self.partner.credential.is_first {
+            Ok(())
+        } else {
+            Err(ErrorCode::FirstKeyRequired.into())
         }
     }
 
@@ -292,12 +304,12 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for PathId<T> {
 /// The middleware of these routes. It authenticates and admits a request, and forbids caches to
 /// store the response.
 pub(super) async fn admit(
-    State(RouteAdmission { gate, kind }): State<RouteAdmission>,
+    State(RouteAdmission { gate, kind, right }): State<RouteAdmission>,
     request: Request,
     next: Next,
 ) -> Response {
     let (mut parts, body) = request.into_parts();
-    let signed = match gate.authenticator.head(&parts).await {
+    let signed = match gate.authenticator.head(&parts, right).await {
         Ok(signed) => signed,
         Err(error) => return error.into_response(),
     };

@@ -22,6 +22,7 @@
 //! - [`health`]: a stage that dies is named by every view, and named as mended.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`endpoints`]: several endpoints of one partner.
+//! - [`keys`]: keys with rights, networks and limits.
 //! - [`limits`], [`limits_memory`], [`shares`]: overload is answered, and the other partners keep
 //!   their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
@@ -52,6 +53,7 @@ mod forged;
 mod forwarder;
 mod health;
 mod isolation;
+mod keys;
 mod limits;
 mod limits_memory;
 mod mishaps;

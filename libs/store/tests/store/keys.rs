@@ -1,0 +1,236 @@
+//! Further keys of partners: sealed for their row and partner, read by ingress like any change of
+//! the partner, and counted in the transaction that stores an order.
+
+use std::time::Duration;
+
+use accounts::partners::{
+    self,
+    keys::{self, NewKey},
+};
+use desk::master_key;
+use domain::{KeyId, KeyTerms, PartnerId, Right};
+use pg::Transaction;
+use signing::SecretKey;
+use store::orders::{self, Inserted, LimitedKey, NewOrder};
+
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, committed, execute, order, vault};
+
+fn secret() -> SecretKey {
+    SecretKey::from_bytes(vec![7; 32]).unwrap()
+}
+
+/// Makes a key with this access key that may order.
+async fn make(bench: &Bench, partner_id: PartnerId, access_key: &str) -> KeyId {
+    let terms = KeyTerms {
+        rights: [Right::Order].into_iter().collect(),
+        networks: vec!["10.1.0.0/16".parse().unwrap()],
+        units_per_day: Some(3),
+    };
+    let secret_key = secret();
+    let new = NewKey {
+        key_id: KeyId::new(),
+        partner_id,
+        name: "a program",
+        access_key,
+        secret_key: &secret_key,
+        terms: &terms,
+    };
+    let mut connection = bench.connection().await;
+    let create =
+        async |transaction: &mut Transaction<'_>| keys::create(transaction, &VAULT, &new).await;
+    assert!(committed(&mut connection, create).await.unwrap());
+    new.key_id
+}
+
+#[tokio::test]
+async fn a_key_is_found_by_its_access_key_and_read_as_a_change_of_its_partner() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let mut connection = bench.connection().await;
+    let before = partners::changed_since(&mut connection, 0).await.unwrap();
+    let version = before.iter().map(|one| one.row_version).max().unwrap();
+    let key_id = make(&bench, partner, "ak_further").await;
+    let changed = partners::changed_since(&mut connection, version)
+        .await
+        .unwrap();
+    let found = partners::by_access_key(&mut connection, "ak_further").await;
+    for partner_read in [changed, vec![found.unwrap().unwrap()]] {
+        assert_eq!(partner_read.len(), 1);
+        assert_eq!(partner_read[0].partner_id, partner);
+        let key = &partner_read[0].further_keys[0];
+        assert_eq!((key.key_id, &*key.access_key), (key_id, "ak_further"));
+        assert_eq!(key.terms.as_ref().unwrap().units_per_day, Some(3));
+        assert_eq!(key.open(&VAULT, partner).unwrap().expose(), [7; 32]);
+        // A row that is given to another partner leads nobody to that one.
+        assert!(key.open(&VAULT, PartnerId::new()).is_err());
+    }
+    let version = partners::changed_since(&mut connection, 0).await.unwrap();
+    let version = version.iter().map(|one| one.row_version).max().unwrap();
+    let end = async |transaction: &mut Transaction<'_>| {
+        keys::end(transaction, partner, Some("ak_further")).await
+    };
+    assert_eq!(
+        committed(&mut connection, end).await.unwrap(),
+        ["ak_further"]
+    );
+    let changed = partners::changed_since(&mut connection, version)
+        .await
+        .unwrap();
+    assert!(changed[0].further_keys.is_empty(), "{changed:?}");
+}
+
+/// An access key names one key, whichever table it stands in.
+#[tokio::test]
+async fn an_access_key_is_given_once() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    for statement in [
+        format!("UPDATE partners SET access_key = 'ak_further' WHERE partner_id = '{partner}'"),
+        format!("UPDATE partner_keys SET access_key = '{partner}' WHERE access_key = 'ak_further'"),
+    ] {
+        let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(statement.clone()))
+            .execute(&mut *connection)
+            .await;
+        let error = refused.expect_err(&statement);
+        let code = error
+            .as_database_error()
+            .and_then(|error| error.code().map(Into::into));
+        assert_eq!(code, Some("23505".to_owned()), "{statement}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_sealed_anew_with_a_new_master_key() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    make(&bench, partner, "ak_further").await;
+    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let new = vault(NEW_KEY);
+    let mut connection = bench.connection().await;
+    // A service without the old key does not start as long as a further key needs it.
+    let sealed_first =
+        format!("UPDATE partners SET secret_key = NULL WHERE partner_id = '{partner}'");
+    execute(&mut connection, &sealed_first).await;
+    assert!(
+        partners::check_master_key(&mut connection, &new)
+            .await
+            .is_err()
+    );
+    let pass = master_key::reencrypt(&mut connection, &both, |_| {})
+        .await
+        .unwrap();
+    assert!(pass.failed.is_empty(), "{pass:?}");
+    partners::check_master_key(&mut connection, &new)
+        .await
+        .unwrap();
+    let found = partners::by_access_key(&mut connection, "ak_further").await;
+    let key = found.unwrap().unwrap().further_keys.pop().unwrap();
+    assert_eq!(key.open(&new, partner).unwrap().expose(), [7; 32]);
+}
+
+/// An order of this many units that was signed with a key which may order three a day.
+fn limited(partner: PartnerId, key_id: KeyId, id: &str, units: usize) -> NewOrder {
+    NewOrder {
+        external_order_id: id.to_owned(),
+        limited_key: Some(LimitedKey {
+            key_id,
+            units_per_day: 3,
+        }),
+        ..order(partner, units)
+    }
+}
+
+#[tokio::test]
+async fn units_are_counted_with_the_orders_that_are_stored() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key_id = make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    let first = limited(partner, key_id, "a", 1);
+    let stored = orders::insert_counted(&mut connection, &[first])
+        .await
+        .unwrap();
+    assert_eq!(stored, [Inserted::Stored]);
+    // One that is taken counts nothing, and leaves its units to another one of the same batch.
+    let batch = [
+        limited(partner, key_id, "a", 2),
+        limited(partner, key_id, "b", 2),
+        limited(partner, key_id, "c", 1),
+        order(partner, 9),
+    ];
+    let stored = orders::insert_counted(&mut connection, &batch)
+        .await
+        .unwrap();
+    let over = Inserted::OverLimit { left: 0 };
+    assert_eq!(
+        stored,
+        [Inserted::Taken, Inserted::Stored, over, Inserted::Stored]
+    );
+    // A repeat of a stored order is never called beyond the limit.
+    let again = [
+        limited(partner, key_id, "b", 2),
+        limited(partner, key_id, "c", 1),
+    ];
+    let stored = orders::insert_counted(&mut connection, &again)
+        .await
+        .unwrap();
+    assert_eq!(stored, [Inserted::Taken, over]);
+    let yesterday = "UPDATE partner_key_uses SET day = day - 1";
+    execute(&mut connection, yesterday).await;
+    let next = [limited(partner, key_id, "c", 3)];
+    let stored = orders::insert_counted(&mut connection, &next)
+        .await
+        .unwrap();
+    assert_eq!(stored, [Inserted::Stored]);
+    let listed = keys::list(&mut connection, partner, None).await.unwrap();
+    assert_eq!(listed[0].units_today, 3);
+}
+
+/// Ten processes that order at once get exactly what the key may order.
+#[tokio::test]
+async fn the_limit_is_exact_over_several_processes() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key_id = make(&bench, partner, "ak_further").await;
+    let at_once = (0..10).map(|nth| {
+        let bench = &bench;
+        async move {
+            let order = limited(partner, key_id, &format!("order {nth}"), 1);
+            let mut connection = bench.connection().await;
+            let stored = orders::insert_counted(&mut connection, &[order]).await;
+            stored.unwrap()[0]
+        }
+    });
+    let results = futures_util::future::join_all(at_once).await;
+    let stored = results.iter().filter(|one| **one == Inserted::Stored);
+    assert_eq!(stored.count(), 3, "{results:?}");
+}
+
+#[tokio::test]
+async fn the_last_use_is_written_once_a_minute() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key_id = make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    let both = [key_id.uuid(), partner.uuid()];
+    keys::used(&mut connection, &both).await.unwrap();
+    let first = keys::first_used_at(&mut connection, partner)
+        .await
+        .unwrap()
+        .unwrap();
+    keys::used(&mut connection, &both).await.unwrap();
+    let second = keys::first_used_at(&mut connection, partner).await.unwrap();
+    assert_eq!(second, Some(first));
+    let earlier = "UPDATE partner_key_uses SET last_used_at = last_used_at - interval '61 s'";
+    execute(&mut connection, earlier).await;
+    keys::used(&mut connection, &both).await.unwrap();
+    let third = keys::first_used_at(&mut connection, partner)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(third > first && third - first < Duration::from_mins(10));
+    let listed = keys::list(&mut connection, partner, None).await.unwrap();
+    assert_eq!(listed[0].last_used_at, Some(third));
+}
