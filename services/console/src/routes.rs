@@ -106,6 +106,7 @@ fn of_partners() -> Vec<ConsoleRoute> {
         ),
         page("/partners/{id}/leaked", support, get(pages::leaked::show)),
         action("/partners/{id}/leaked", support, post(pages::leaked::end)),
+        action("/partners/{id}/end-key", support, post(pages::keys::end)),
         page("/partners/{id}/keys", operator, get(pages::rotation::keys)),
         action(
             "/partners/{id}/keys",

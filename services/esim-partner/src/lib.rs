@@ -258,7 +258,7 @@ enum AccountCommand {
         #[arg(long)]
         state: bool,
     },
-    /// List or replace the keys of the account
+    /// List, replace, make and end the keys of the account
     #[command(subcommand, after_help = keys::EXAMPLES)]
     Keys(keys::KeysCommand),
     /// List and change the endpoints that receive your webhooks

@@ -34,7 +34,10 @@ pub(crate) const EXAMPLES: &str = r#"Examples:
 
 An agent starts the command itself, by settings such as
   {"mcpServers": {"esim": {"command": "esim-partner", "args": ["mcp"]}}}
-The keys are those of `esim-partner login`, so they stand in no file of the agent. Answers have no activation codes: see
+The keys are those of `esim-partner login`, so they stand in no file of the agent. Give an agent that orders a key of its own:
+  esim-partner keys add 'our agent' --rights order,read --units-per-day 20 --keys-file agent.env
+  esim-partner --keys agent.env mcp --allow-orders
+We refuse whatever is beyond its rights and its units a day, however the agent is misled. Answers have no activation codes: see
 `esim-partner orders show`. What others wrote is marked as untrusted_text. The same external order id is never bought twice."#;
 
 const INSTRUCTIONS: &str = "An account for ordering eSIMs. Look with account, options, orders, order, events, webhooks and \

@@ -49,7 +49,7 @@ use crate::{
     },
     orders::{erase, find, give_back, order, order_list, placement},
     partners::{
-        leaked, partner, partner_apply, partner_change, partner_file, partner_plan, refused,
+        key, leaked, partner, partner_apply, partner_change, partner_file, partner_plan, refused,
         rotate, terms,
     },
     providers::{

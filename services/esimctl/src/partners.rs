@@ -1,5 +1,6 @@
 //! Partner accounts, their keys and limits, and what was refused to them.
 
+pub mod key;
 pub mod leaked;
 pub mod partner;
 pub mod partner_apply;

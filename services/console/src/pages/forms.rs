@@ -19,6 +19,8 @@ pub(crate) struct ReasonForm {
     pub(crate) duration: bool,
     /// Whether it stops or buys something, so that its button has another colour.
     pub(crate) grave: bool,
+    /// Further fields, which nobody sees.
+    pub(crate) hidden: Vec<(&'static str, String)>,
 }
 
 impl ReasonForm {
@@ -32,6 +34,7 @@ impl ReasonForm {
             consequence: String::new(),
             duration: false,
             grave: false,
+            hidden: Vec::new(),
         }
     }
 }

@@ -1,25 +1,35 @@
 //! The keys, the account and the limits of a partner, and the acts on them
 //! ([`super::partner_acts`], [`super::rotation`] and [`super::account`]).
 
+use accounts::partners::keys::{self as stored, FurtherKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{Environment, PartnerId};
+use domain::{Command, Environment, PartnerId};
+use pg::{PgConnection, Transaction, actions::ActionChange};
 use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{OperatorRole, Viewer, Visit},
+    access::{Act, ConsoleSession, OperatorRole, Support, Viewer, Visit},
     format::number,
     pages::{
         account,
         forms::ReasonForm,
         partner::PartnerHead,
-        partner_acts::{lately, limits_of, read},
+        partner_acts::{changed, lately, limits_of, read},
     },
     problem::Problem,
     times::TimeElement,
     view::{PathArgument, Shell, page},
 };
+
+/// What changes further keys: an operator's commands, the partner's own, and the end of all keys.
+const OF_FURTHER: &[Command] = &[
+    Command::KeyCreate,
+    Command::KeySet,
+    Command::KeyEnd,
+    Command::PartnerLeaked,
+];
 
 #[derive(Template)]
 #[template(path = "access.html")]
@@ -37,6 +47,85 @@ struct Page {
     events: String,
     may: bool,
     account: Option<ReasonForm>,
+    first_used: String,
+    further: Vec<Further>,
+}
+
+/// A further key of the partner, for a person or a program.
+struct Further {
+    name: String,
+    access_key: String,
+    rights: String,
+    from: String,
+    units: String,
+    made: TimeElement,
+    used: String,
+    end: Option<ReasonForm>,
+}
+
+impl Further {
+    fn new(key: FurtherKey, id: PartnerId, seen: &str, session: &ConsoleSession) -> Self {
+        let path = format!("/partners/{id}/end-key");
+        let end = session.may(OperatorRole::Support).then(|| ReasonForm {
+            seen: seen.to_owned(),
+            back: format!("/partners/{id}/access"),
+            consequence: "Within a second, requests with it get 401. The other keys go on, and what is ordered is bought and sent.".to_owned(),
+            grave: true,
+            hidden: vec![("key", key.key_id.to_string())],
+            ..ReasonForm::new(session, "End this key", path)
+        });
+        Self {
+            rights: key.rights.join(", "),
+            from: if key.networks.is_empty() {
+                "anywhere".to_owned()
+            } else {
+                key.networks.join(", ")
+            },
+            units: key.units_per_day.map_or_else(
+                || "as many as it likes".to_owned(),
+                |most| format!("{} of {most} ordered", number(key.units_today)),
+            ),
+            made: session.times.both(key.created_at),
+            used: used(key.last_used_at, session),
+            name: key.name,
+            access_key: key.access_key,
+            end,
+        }
+    }
+}
+
+fn used(at: Option<OffsetDateTime>, session: &ConsoleSession) -> String {
+    at.map_or_else(
+        || "never noted".to_owned(),
+        |at| session.times.both(at).to_string(),
+    )
+}
+
+/// Ends a further key. Support may do it, as it may end keys that are in wrong hands.
+pub(crate) async fn end(
+    State(app): State<App>,
+    given: PathArgument,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let id: PartnerId = given.id("a partner")?;
+    let key = act.fields.get("key").filter(|key| !key.is_empty());
+    let key = key.ok_or_else(|| Problem::Invalid("say which key".into()))?;
+    let end = async |transaction: &mut Transaction<'_>| {
+        let before = stored::list(transaction, id, Some(key)).await?.pop();
+        stored::end(transaction, id, Some(key)).await?;
+        Ok(before.map(|before| {
+            let changed = ActionChange::removed(before.shown());
+            (before.name, changed)
+        }))
+    };
+    let ended = changed(&app, &act, id, (Command::KeyEnd, OF_FURTHER), end).await?;
+    let name = ended.ok_or_else(|| {
+        act.changed("the key, or another one of the partner, was changed since the page was shown")
+    })?;
+    Ok(act.done(
+        &app,
+        &format!("The key “{name}” has ended: its requests get 401 within a second."),
+    ))
 }
 
 /// The keys and limits of a partner, and the acts on them.
@@ -55,6 +144,13 @@ pub(crate) async fn show(
     };
     let id: PartnerId = partner.partner_id.into();
     let day = lately(&app, id).await?;
+    let reading = async |connection: &mut PgConnection| {
+        let first_used = stored::first_used_at(&mut *connection, id).await?;
+        let further = stored::list(connection, id, None).await?;
+        Ok::<_, pg::Error>((first_used, further))
+    };
+    let (first_used, further) = app.database().run(reading).await?;
+    let further = further.into_iter();
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         head: PartnerHead::new(partner, "access", &visit.session),
@@ -86,5 +182,9 @@ pub(crate) async fn show(
         },
         may: visit.session.may(OperatorRole::Operator) && partner.has_secret_key,
         account: account::form(partner, (&read.seen, &day), &visit.session),
+        first_used: used(first_used, &visit.session),
+        further: further
+            .map(|key| Further::new(key, id, &read.seen, &visit.session))
+            .collect(),
     })
 }

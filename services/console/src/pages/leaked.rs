@@ -3,11 +3,11 @@
 //! only stops things and nobody should wait for an operator meanwhile; new keys are made by an
 //! operator. It is `esimctl partner leaked`.
 
-use accounts::partners::{self, EndedKeys, Partner};
+use accounts::partners::{self, EndedKeys, Partner, keys::FurtherKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{Transaction, actions::ActionChange};
+use pg::{PgConnection, Transaction, actions::ActionChange};
 use serde_json::json;
 
 use crate::{
@@ -57,14 +57,16 @@ struct Done {
 }
 
 /// The valid keys of a partner, and what is known of each.
-fn keys(partner: &Partner, session: &ConsoleSession) -> Vec<Key> {
+fn keys(partner: &Partner, further: Vec<FurtherKey>, session: &ConsoleSession) -> Vec<Key> {
     let is_changed = partner.old_access_key.is_some();
     let current = (!partner.keys_ended).then(|| Key {
         access_key: partner.access_key.clone(),
         hint: if is_changed {
             "The one of the last change of keys.".to_owned()
-        } else {
+        } else if further.is_empty() {
             "Its only one: all its orders stop until it has new ones.".to_owned()
+        } else {
+            "Its first one: what it orders with it stops until it has a new one.".to_owned()
         },
     });
     let until = partner.old_access_key.clone().zip(partner.old_keys_until);
@@ -75,7 +77,11 @@ fn keys(partner: &Partner, session: &ConsoleSession) -> Vec<Key> {
             session.times.written(until)
         ),
     });
-    current.into_iter().chain(old).collect()
+    let further = further.into_iter().map(|key| Key {
+        access_key: key.access_key,
+        hint: format!("A further key, “{}”. The others go on.", key.name),
+    });
+    current.into_iter().chain(old).chain(further).collect()
 }
 
 fn title(partner: &Partner) -> String {
@@ -90,7 +96,10 @@ pub(crate) async fn show(
     let read = read(&app, &given).await?;
     let partner = &read.partner;
     let session = &visit.session;
-    let keys = keys(partner, session);
+    let id = partner.partner_id.into();
+    let further =
+        async |connection: &mut PgConnection| partners::keys::list(connection, id, None).await;
+    let keys = keys(partner, app.database().run(further).await?, session);
     if keys.is_empty() {
         return Err(Problem::NotFound(
             "The partner has no valid key. See Keys and limits.".to_owned(),

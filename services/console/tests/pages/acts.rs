@@ -164,6 +164,42 @@ async fn a_key_in_wrong_hands_ends_at_once_by_support() {
     bench.stop().await;
 }
 
+/// The keys of a partner's people and programs, of which support ends one with a reason.
+#[tokio::test]
+async fn a_further_key_is_listed_and_ended_with_a_reason() {
+    let bench = Bench::start().await;
+    let mut viewer = bench.sign_in("vic", OperatorRole::Viewer).await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let id = "0199b2a0-7c1e-7d52-9b43-2f6a8c0d1e57";
+    let key = "INSERT INTO partner_keys (key_id, partner_id, name, access_key, secret_key, rights, units_per_day)
+               SELECT '0199b2a0-7c1e-7d52-9b43-2f6a8c0d1e57', partner_id, 'their <agent>', 'ak_further', 'x', '{order,read}', 20
+               FROM partners";
+    sqlx::raw_sql(key).execute(&mut connection).await.unwrap();
+    let access = format!("/partners/{}/access", bench.partner);
+    let path = format!("/partners/{}/end-key", bench.partner);
+    let shown = text(&mut viewer, &access).await;
+    for part in [
+        "ak_further",
+        "order, read",
+        "0 of 20 ordered",
+        "never noted",
+        "anywhere",
+    ] {
+        assert!(shown.contains(part), "no {part:?} in {shown}");
+    }
+    assert!(
+        !shown.contains("<agent>") && !shown.contains(&path),
+        "{shown}"
+    );
+    let answer = twice(&mut support, (&access, &path), &[("key", id)]).await;
+    assert_eq!(answer.status(), 303);
+    let shown = text(&mut support, &access).await;
+    assert!(!shown.contains("ak_further"), "{shown}");
+    assert_eq!(bench.recorded().await, ["sue partner key end"]);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn a_console_without_the_master_key_names_the_command_that_makes_keys() {
     let bench = Bench::start().await;

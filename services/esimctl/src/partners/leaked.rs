@@ -24,8 +24,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl partner leaked ak_0123456789abcdef01234567 --reason 'it stood in a public repository'
   esimctl partner leaked 'Acme Travel' --all --reason 'their server was broken into, ticket 4711'
 
-Within a second, requests with the key get 401. There is no overlap, and an ended key never works again. A second key of
-the partner, which it has during the overlap of a rotation, goes on. What is ordered already is bought and sent, and an
+Within a second, requests with the key get 401. There is no overlap, and an ended key never works again. The other keys of
+the partner go on: a second one during the overlap of a rotation, and further ones (`esimctl partner key list`). What is ordered already is bought and sent, and an
 order that is repeated with a new key and the same external_order_id is not bought twice. `esimctl partner rotate` makes
 new keys. A webhook secret that leaked with them is replaced by `esimctl partner rotate … webhook-secret`.";
 
@@ -44,8 +44,15 @@ pub async fn run(asked: &LeakedArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
     let typed = asked.which.partner.as_str();
-    let keys = [Some(&partner.access_key), partner.old_access_key.as_ref()];
-    let is_key = keys.into_iter().flatten().any(|key| key == typed);
+    let first = [Some(&partner.access_key), partner.old_access_key.as_ref()];
+    let id = partner.partner_id.into();
+    let further = partners::keys::list(&mut connection, id, None).await?;
+    let further = further.iter().map(|key| &key.access_key);
+    let is_key = first
+        .into_iter()
+        .flatten()
+        .chain(further)
+        .any(|key| key == typed);
     ensure!(
         asked.all || is_key,
         "nothing was changed: {typed:?} is no access key; name the key that leaked, or end all keys of {} with --all",

@@ -29,6 +29,7 @@ use crate::{
     confirm::ReasonArgs,
     console::Console,
     erase::{self, ErasePartner},
+    key,
     leaked::{self, LeakedArgs},
     lookup::{PartnerArgs, candidates, find, with_name},
     output::{TableRow, cells, or_dash, properties, utc},
@@ -124,6 +125,9 @@ pub enum PartnerCommand {
     /// End keys that are in wrong hands, at once
     #[command(after_help = leaked::EXAMPLES)]
     Leaked(LeakedArgs),
+    /// List, make, change and end the further keys of a partner's people and programs
+    #[command(subcommand, after_help = key::EXAMPLES)]
+    Key(Box<key::KeyCommand>),
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
@@ -284,6 +288,7 @@ pub async fn run(command: &PartnerCommand, console: &Console) -> anyhow::Result<
         PartnerCommand::Set(asked) => set(asked, console).await,
         PartnerCommand::Rotate(rotate) => rotate::run(rotate, console).await,
         PartnerCommand::Leaked(asked) => leaked::run(asked, console).await,
+        PartnerCommand::Key(command) => key::run(command, console).await,
         PartnerCommand::Erase(asked) => erase::partner(asked, console).await,
     }
 }

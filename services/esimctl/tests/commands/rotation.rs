@@ -168,6 +168,107 @@ async fn a_key_that_leaked_ends_at_once_and_the_other_one_goes_on() {
     assert_eq!(leaks.count(), 2, "{recorded}");
 }
 
+/// An operator makes, changes and ends a key for a partner that cannot do it itself.
+#[tokio::test]
+async fn further_keys_are_made_changed_and_ended() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let create = [
+        "partner",
+        "key",
+        "create",
+        id,
+        "--name",
+        "an agent",
+        "--rights",
+        "order,read",
+    ];
+    let limits = [
+        "--units-per-day",
+        "20",
+        "--networks",
+        "10.1.2.3/16,2001:db8::1",
+    ];
+    let key = operator.json(&[&create[..], &limits].concat()).await;
+    assert_eq!(key["rights"], json!(["order", "read"]));
+    assert_eq!(key["networks"], json!(["10.1.0.0/16", "2001:db8::1"]));
+    let access_key = text(&key, "access_key");
+    let mut connection = operator.database.connect().await.unwrap();
+    let found = partners::by_access_key(&mut connection, access_key).await;
+    let found = found.unwrap().unwrap();
+    let opened = found.further_keys[0]
+        .open(&vault(), found.partner_id)
+        .unwrap();
+    assert_eq!(opened.to_base64(), text(&key, "secret_key"));
+    // Whoever has only the access key of a log line finds the partner.
+    let shown = operator.json(&["partner", "show", access_key]).await;
+    assert_eq!(text(&shown, "partner_id"), id);
+
+    let set = [
+        "partner",
+        "key",
+        "set",
+        id,
+        access_key,
+        "--any-network",
+        "--units-per-day",
+        "none",
+    ];
+    let changed = operator.json(&set).await;
+    assert_eq!(
+        (&changed["networks"], &changed["units_per_day"]),
+        (&json!([]), &Value::Null)
+    );
+    assert_eq!(changed["rights"], key["rights"]);
+    let listed = operator.json(&["partner", "key", "list", id]).await;
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    assert!(!listed.to_string().contains("secret"), "{listed}");
+    for nth in 3..=10 {
+        let name = format!("key {nth}");
+        let create = [
+            "partner", "key", "create", id, "--name", &name, "--rights", "read",
+        ];
+        operator.json(&create).await;
+    }
+    operator
+        .run(&create)
+        .await
+        .fails(1, "10 keys with its first one, which is the maximum");
+    let wrong = [&create[..7], &["everything"]].concat();
+    operator
+        .run(&wrong)
+        .await
+        .fails(2, "[possible values: order, read, webhooks, keys]");
+
+    let end = [
+        "partner",
+        "key",
+        "end",
+        id,
+        text(&key, "key_id"),
+        "--reason",
+        "the laptop was stolen",
+    ];
+    let ended = operator.json(&end).await;
+    assert_eq!(ended["ended"], key["access_key"]);
+    operator.run(&end).await.fails(1, "has no further key");
+    let leaked = ["--reason", "their server was broken into"];
+    let all = [&["partner", "leaked", id, "--all", "--json"][..], &leaked].concat();
+    let ended = run(operator.command(&all).env_remove("MASTER_KEY"))
+        .await
+        .json();
+    assert_eq!(ended["ended"].as_array().unwrap().len(), 9, "{ended}");
+    let recorded = operator.json(&["action", "list"]).await;
+    let recorded = recorded.as_array().unwrap().iter();
+    let ends: Vec<_> = recorded
+        .filter(|one| one["command"] == "partner key end")
+        .collect();
+    assert_eq!(ends.len(), 1);
+    assert_eq!(ends[0]["reason"], "the laptop was stolen");
+    assert!(text(ends[0], "before").contains("an agent"), "{ends:?}");
+}
+
 #[tokio::test]
 async fn a_new_webhook_secret_is_shown_once() {
     let operator = Operator::new().await;
