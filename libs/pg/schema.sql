@@ -361,9 +361,9 @@ END) STORED
 TABLE partner_key_uses
     key_id uuid NOT NULL
     last_used_at timestamp with time zone
-    day date
+    day timestamp with time zone
     units bigint NOT NULL DEFAULT 0
-    CONSTRAINT partner_key_uses_bounds CHECK ((((last_used_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (last_used_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND ((day >= '0001-01-01'::date) AND (day <= '9999-12-31'::date))))
+    CONSTRAINT partner_key_uses_bounds CHECK ((((last_used_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (last_used_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND ((day >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (day <= '9999-12-31 00:00:00+00'::timestamp with time zone))))
     CONSTRAINT partner_key_uses_pkey PRIMARY KEY (key_id)
     POLICY all_rows USING true WITH CHECK true
 

@@ -30,12 +30,12 @@ CREATE TABLE partner_key_uses (
     key_id uuid CONSTRAINT partner_key_uses_pkey PRIMARY KEY,
     -- When a request was signed with it, to the minute.
     last_used_at timestamptz,
-    -- The units of the orders that were stored with it on this day of UTC; only of keys with a limit of units.
-    day date,
+    -- When the day of UTC began, and the units of the orders that were stored with it on it; only of keys with a limit.
+    day timestamptz,
     units bigint NOT NULL DEFAULT 0,
     CONSTRAINT partner_key_uses_bounds CHECK (
         last_used_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
-        AND day BETWEEN '0001-01-01' AND '9999-12-31')
+        AND day BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00')
 );
 CREATE POLICY all_rows ON partner_key_uses USING (true) WITH CHECK (true);
 

@@ -192,7 +192,7 @@ pub async fn insert_counted(
         // transaction that waited here over midnight counts for the later day.
         let counted = sqlx::query!(
             "INSERT INTO partner_key_uses AS u (key_id, day)
-             SELECT k, (now() AT TIME ZONE 'UTC')::date FROM unnest($1::uuid[]) k ORDER BY k
+             SELECT k, date_trunc('day', now(), 'UTC') FROM unnest($1::uuid[]) k ORDER BY k
              ON CONFLICT (key_id) DO UPDATE
              SET day = greatest(u.day, excluded.day), units = CASE WHEN u.day >= excluded.day THEN u.units ELSE 0 END
              RETURNING key_id, units",

@@ -211,7 +211,8 @@ struct Lost {
 }
 
 /// Sends a request that makes keys, and stores them in a new file, with the other settings of the
-/// account. A request with a body makes a further key, whose file has no webhook secret. The file is made before the request is sent.
+/// account. A request with a body makes a further key, whose file has no webhook secret. The file
+/// is made before the request is sent.
 async fn into_file(
     account: &ApiClient,
     (path, body): (&str, Option<&Value>),

@@ -127,7 +127,7 @@ pub async fn list(
 ) -> Result<Vec<FurtherKey>> {
     let query = sqlx::query!(
         r#"SELECT k.key_id, name, access_key, rights, networks, units_per_day, created_at, u.last_used_at AS "last_used_at?",
-                  CASE WHEN u.day >= (now() AT TIME ZONE 'UTC')::date THEN u.units ELSE 0 END AS "units_today!"
+                  CASE WHEN u.day >= date_trunc('day', now(), 'UTC') THEN u.units ELSE 0 END AS "units_today!"
            FROM partner_keys k
            LEFT JOIN partner_key_uses u ON u.key_id = k.key_id
            WHERE k.partner_id = $1 AND ($2::text IS NULL OR k.key_id::text = lower($2) OR access_key = $2)

@@ -177,7 +177,7 @@ async fn units_are_counted_with_the_orders_that_are_stored() {
         .await
         .unwrap();
     assert_eq!(stored, [Inserted::Taken, over]);
-    let yesterday = "UPDATE partner_key_uses SET day = day - 1";
+    let yesterday = "UPDATE partner_key_uses SET day = day - interval '1 day'";
     execute(&mut connection, yesterday).await;
     let next = [limited(partner, key_id, "c", 3)];
     let stored = orders::insert_counted(&mut connection, &next)

@@ -86,7 +86,8 @@ const EMPTY: [(&str, &str); 2] = rows! {
 };
 
 /// Statements that read all of a handful of rows, or compare each row with each of them.
-const SMALL: [(&str, &str); 3] = rows! {
+const SMALL: [(&str, &str); 4] = rows! {
+    "LEFT JOIN partner_key_uses u ON u.key_id = k.key_id" => "the further keys of a partner, of which there are at most nine";
     "FROM operator_sessions s LEFT JOIN operators o" => "one session and the operators, who are few";
     "WHERE r.give_back = 'parked' AND" => "the parked give-backs, which are few and have an index of their own";
     "WHERE partner_id = $1 AND give_back = 'parked')" => "partner erase: the same";
