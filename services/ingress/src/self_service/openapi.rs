@@ -23,8 +23,8 @@ use super::{
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
-    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotAllowed, NotFound, Overloaded, Repeat,
-    TooManyRequests, Unauthorized, Unprocessable,
+    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotAllowed, NotFound, Overloaded,
+    Repeat, TooManyRequests, Unauthorized, Unprocessable,
 };
 use crate::{http::codes::ErrorCode, orders::create};
 

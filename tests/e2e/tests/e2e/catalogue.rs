@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 use testkit::stack::{SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stack};
 
 /// The scripted options, and the further products that an import takes.
-const SCRIPTED: usize = 19;
+const SCRIPTED: usize = 20;
 const REASON: [&str; 3] = ["--reason", "a test", "--yes"];
 
 async fn pull(stack: &Stack, provider: &str, more: &[&str]) -> Result<Value> {
