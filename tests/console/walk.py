@@ -260,7 +260,7 @@ def zone(walk, page, order):
 
 
 def prepare(program, first):
-    """What acts are about: a product of two providers, orders, some on hold or given back, and partners whose endpoints are paused,
+    """What acts are about: a product of two providers, further keys of partners, orders, some on hold or given back, and partners whose endpoints are paused,
     so that what is sent again does not end."""
     psql("INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, alternatives) "
          "VALUES ('00000000-0000-4000-8000-000000000009', 'Sold by two', 'sandbox', 'two', 'live', 0, "
@@ -269,6 +269,9 @@ def prepare(program, first):
     store_partners(3, 30, first)
     for number in range(first, first + 3):
         subprocess.run([program, "endpoint", "pause", f"Measured {number}", "--reason", "prepares the walk"], check=True, stdout=subprocess.DEVNULL)
+    for partner in esimctl(program, "partner", "list"):
+        esimctl(program, "partner", "key", "create", partner["partner_id"], "--name", f"Agent {first}", "--rights", "order,read",
+                "--reason", "prepares the walk")
 
 
 def recorded(walk, page, name, reasons):

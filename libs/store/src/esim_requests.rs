@@ -87,8 +87,8 @@ pub struct ClaimedRequest {
     pub iccid: Iccid,
     /// The provider's own id of the purchase.
     pub reference: Option<String>,
-    /// Whether a partner, a report of the provider or a poll waits for the data use, which a call about
-    /// a give-back answers, too.
+    /// Whether a partner, a report of the provider or a poll waits for the data use, which a call
+    /// about a give-back answers, too.
     pub usage_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
     pub give_back: Option<OpenGiveBack>,
@@ -365,8 +365,8 @@ const CONFIRMED_WITHIN: Duration = Duration::from_hours(6);
 
 /// Records that the question about the use of a unit has no answer. Whoever asked hears it. A
 /// report that waits for an answer is tried again when it is twice as old, or in 10 s at the
-/// earliest, for six hours, unless the provider does not show the use at all. A poll is not, because
-/// the next one comes.
+/// earliest, for six hours, unless the provider does not show the use at all. A poll is not,
+/// because the next one comes.
 pub async fn record_failure(
     connection: &mut PgConnection,
     topup_id: &TopupId,

@@ -118,8 +118,7 @@ pub struct Config {
     )]
     pub provider_rate: u32,
 
-    /// Maximum number of polls of delivered eSIMs per hour and provider, of all replicas together; 0:
-    /// none
+    /// Maximum number of polls of delivered eSIMs per hour and provider, by all replicas; 0: none
     ///
     /// Only eSIMs are polled whose partner asked for events about their use, each one at most once
     /// an hour. Reports of providers and questions of partners do not count. If the number is too

@@ -1,12 +1,12 @@
 //! Asks for the use of delivered eSIMs whose partners want to hear of it, before they ask.
 //!
-//! Most providers report what becomes of an eSIM, but reports are late, lost or not offered, so each
-//! eSIM is asked about now and then, too ([`domain::esim_use`] says when). A poll is a question
-//! without a partner: it becomes due in `work` and [`crate::after_delivery`] answers it.
+//! Most providers report what becomes of an eSIM, but reports are late, lost or not offered, so
+//! each eSIM is asked about now and then, too ([`domain::esim_use`] says when). A poll is a
+//! question without a partner: it becomes due in `work` and [`crate::after_delivery`] answers it.
 //!
 //! Guarantee: however many eSIMs are followed and however many processes run, the polls of a
-//! provider stay within `POLLS_PER_HOUR`. The database counts them. If the budget is too small, each
-//! eSIM is asked about later, the most overdue ones first.
+//! provider stay within `POLLS_PER_HOUR`. The database counts them. If the budget is too small,
+//! each eSIM is asked about later, the most overdue ones first.
 
 use std::{sync::Arc, time::Duration};
 

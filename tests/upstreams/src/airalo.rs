@@ -40,7 +40,7 @@ use sandbox::{
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
-    script::{self, AfterDeliveryScript, option_id},
+    script::{self, option_id},
     units,
 };
 

@@ -39,7 +39,7 @@ use sandbox::{
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
-    script::{self, AfterDeliveryScript, option_id},
+    script::{self, option_id},
     units::{self, UnitView},
 };
 

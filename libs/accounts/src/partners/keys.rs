@@ -185,7 +185,7 @@ pub async fn end(
                WHERE partner_id = $1 AND ($2::text IS NULL OR key_id::text = lower($2) OR access_key = $2)
                RETURNING key_id, access_key, created_at
            ), uses AS (
-               DELETE FROM partner_key_uses WHERE key_id = ANY (SELECT key_id FROM ended)
+               DELETE FROM partner_key_uses WHERE key_id = ANY (ARRAY (SELECT key_id FROM ended))
            )
            SELECT access_key AS "access_key!" FROM ended ORDER BY created_at, key_id"#,
         partner_id.uuid(),

@@ -467,9 +467,9 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
         .iter()
         .map(|one| one.topup_id.clone())
         .collect();
-    // `ids` finds the deliveries about these topups: their webhooks to first endpoints, and those to
-    // further ones with the events about them. The last attempt of a delivered
-    // topup is on the delivery's own row.
+    // `ids` finds the deliveries about these topups: their webhooks to first endpoints, and by links
+    // those to further ones and the events. The last attempt of a delivered topup is on the
+    // delivery's own row.
     let query = sqlx::query!(
         r#"WITH ids AS MATERIALIZED (
                SELECT delivery_id FROM esims WHERE topup_id = ANY ($1) AND delivery_id IS NOT NULL

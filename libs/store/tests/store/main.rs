@@ -10,8 +10,8 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the
 //!   machine.
-//! - [`events`]: further events of an endpoint, and new URLs. [`use_events`]: those about the use of
-//!   eSIMs, and polls.
+//! - [`events`]: further events of an endpoint, and new URLs. [`use_events`]: those about the use
+//!   of eSIMs, and polls.
 //! - [`batches`]: the notifier's work that it does in batches.
 //! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
 //!   [`resends_of_operators`]: those of many partners.

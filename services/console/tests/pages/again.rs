@@ -305,6 +305,12 @@ const TWO_PROVIDERS: Before = &[
              '[{\"provider\": \"other\", \"provider_option_id\": \"x\"}]')",
 ];
 
+/// A key of the partner's people or programs.
+const A_KEY: Before = &[
+    "INSERT INTO partner_keys (key_id, partner_id, name, access_key, secret_key, rights)
+     SELECT '00000000-0000-4000-8000-000000000008', partner_id, 'their agent', 'ak_agent', 'x', '{order}' FROM partners",
+];
+
 /// Where the form of a route is found. A new route of an act belongs here, too.
 fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
     use Twice::{Free, Once, Shows};
@@ -349,6 +355,7 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         "/partners/{id}/webhook-url" => {
             act(&action, &[("url", "https://new.example.com/")], Once, &[])
         }
+        "/partners/{id}/end-key" => act(&access, &[], Once, A_KEY),
         "/partners/{id}/leaked" => act(&action, &[("key", "all")], Once, &[]),
         "/partners/{id}/keys" | "/partners/{id}/webhook-secret" => {
             act(&action, &[("overlap", "24h")], Once, &[])

@@ -448,7 +448,7 @@ impl OrderService {
             let inserted = self.insert(order, answer).await?;
             match inserted.inserted {
                 Inserted::Stored => return Ok(inserted.sent),
-                Inserted::OverLimit { left } => return Err(over_limit(order, left)),
+                Inserted::OverLimit { left } => return Err(over_limit(order, left).into()),
                 Inserted::Taken => {}
             }
             let earlier = self.until_decided(order, give_up, &mut place, answer);

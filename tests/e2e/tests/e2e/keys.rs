@@ -37,6 +37,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         order POST /topups/{topup_id}/give-back
         read GET /orders
         read GET /orders/{external_order_id}
+        read GET /topups
         read GET /topups/{topup_id}
         read GET /topups/{topup_id}/deliveries
         read GET /topups/{topup_id}/usage
