@@ -467,7 +467,7 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
         .iter()
         .map(|one| one.topup_id.clone())
         .collect();
-    // `ids` finds the deliveries about these topups: their webhooks to first endpoints, and by links
+    // `ids` finds the deliveries about these topups: the webhooks to first endpoints, and by links
     // those to further ones and the events. The last attempt of a delivered topup is on the
     // delivery's own row.
     let query = sqlx::query!(
