@@ -1157,11 +1157,11 @@ BEGIN
         RETURN NULL;
     END IF;
     FOR wish IN
-        SELECT endpoint_id, partner_id, polls_up_to FROM partner_endpoints
+        SELECT endpoint_id, partner_id, polls_up_to, events && wishes AS wanted FROM partner_endpoints
         WHERE purpose = 'webhooks' AND (events && wishes OR polls_up_to IS NOT NULL)
-        FOR NO KEY UPDATE SKIP LOCKED
+        ORDER BY endpoint_id
     LOOP
-        IF NOT EXISTS (SELECT FROM partner_endpoints WHERE endpoint_id = wish.endpoint_id AND events && wishes) THEN
+        IF NOT wish.wanted THEN
             UPDATE partner_endpoints SET polls_up_to = NULL WHERE endpoint_id = wish.endpoint_id;
             CONTINUE;
         END IF;
@@ -1179,7 +1179,7 @@ BEGIN
         )
         SELECT max(created_at) INTO walked FROM delivered;
         IF walked IS NOT NULL OR wish.polls_up_to IS NULL THEN
-            UPDATE partner_endpoints SET polls_up_to = coalesce(walked, now() - interval '1 minute')
+            UPDATE partner_endpoints SET polls_up_to = greatest(polls_up_to, coalesce(walked, now() - interval '1 minute'))
             WHERE endpoint_id = wish.endpoint_id;
         END IF;
     END LOOP;

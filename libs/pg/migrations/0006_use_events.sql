@@ -48,10 +48,10 @@ CREATE OR REPLACE VIEW order_deliveries WITH (security_invoker = true) AS
         AS named (delivery_id)
     WHERE named.delivery_id IS NOT NULL;
 
--- Whether an event need not be sent any more: its endpoint no longer wants it, its order was refused, or its topup has not failed,
--- or does not wait for a person, after all, or its order was not cancelled. So is an event about a topup that is not one of the order that it names, which must
--- be an order of its partner: nobody is told of somebody else's topup, whatever kind of event names it and whoever has created
--- it. A cancelled order is a refused one.
+-- Whether an event need not be sent any more: its endpoint no longer wants it, its order was refused, or was not cancelled, or its
+-- topup has not failed, or does not wait for a person, after all. So is an event about a topup that is not one of the order that
+-- it names, which must be an order of its partner: nobody is told of somebody else's topup, whatever kind of event names it and
+-- whoever has created it. A cancelled order is a refused one.
 CREATE OR REPLACE FUNCTION is_pointless(
     kind text, events text[], topup_id text, is_of_its_order boolean, refused_at timestamptz, topup_state text,
     ready_at timestamptz)
@@ -221,7 +221,8 @@ REVOKE EXECUTE ON FUNCTION tell_of_use(text, text, text, jsonb) FROM PUBLIC;
 -- Makes questions about the use of eSIMs of a provider due whose partners want to hear of it, the most overdue ones first, and at
 -- most `per_hour` of them in an hour, however many processes call it. Returns how many; null if another process does it now.
 -- The eSIMs of an endpoint are followed from its wish on. Those that were delivered since the last call are found by their
--- webhooks, which the index of a partner has in the order of time; a minute covers the slowest commit of one.
+-- webhooks, which the index of a partner has in the order of time; a minute covers the slowest commit of one. Two providers may do
+-- so at once, because following an eSIM twice changes nothing; the order of the endpoints keeps them from a deadlock.
 CREATE FUNCTION poll_esims(of_provider text, per_hour integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -238,11 +239,11 @@ BEGIN
         RETURN NULL;
     END IF;
     FOR wish IN
-        SELECT endpoint_id, partner_id, polls_up_to FROM partner_endpoints
+        SELECT endpoint_id, partner_id, polls_up_to, events && wishes AS wanted FROM partner_endpoints
         WHERE purpose = 'webhooks' AND (events && wishes OR polls_up_to IS NOT NULL)
-        FOR NO KEY UPDATE SKIP LOCKED
+        ORDER BY endpoint_id
     LOOP
-        IF NOT EXISTS (SELECT FROM partner_endpoints WHERE endpoint_id = wish.endpoint_id AND events && wishes) THEN
+        IF NOT wish.wanted THEN
             UPDATE partner_endpoints SET polls_up_to = NULL WHERE endpoint_id = wish.endpoint_id;
             CONTINUE;
         END IF;
@@ -260,7 +261,7 @@ BEGIN
         )
         SELECT max(created_at) INTO walked FROM delivered;
         IF walked IS NOT NULL OR wish.polls_up_to IS NULL THEN
-            UPDATE partner_endpoints SET polls_up_to = coalesce(walked, now() - interval '1 minute')
+            UPDATE partner_endpoints SET polls_up_to = greatest(polls_up_to, coalesce(walked, now() - interval '1 minute'))
             WHERE endpoint_id = wish.endpoint_id;
         END IF;
     END LOOP;

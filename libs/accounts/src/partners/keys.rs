@@ -234,6 +234,7 @@ pub async fn first_used_at(
 pub async fn used(connection: &mut PgConnection, keys: &[Uuid]) -> Result<()> {
     let mut keys = keys.to_vec();
     keys.sort_unstable();
+    keys.dedup();
     let statement = sqlx::query!(
         "INSERT INTO partner_key_uses AS u (key_id, last_used_at) SELECT k, now() FROM unnest($1::uuid[]) k ORDER BY k
          ON CONFLICT (key_id) DO UPDATE SET last_used_at = excluded.last_used_at
