@@ -181,8 +181,9 @@ class Crawl:
         while self.queue or self.acts:
             while self.queue:
                 self.visit(*self.queue.popleft())
-            # An act on one thing goes before one on a group, and one that settles goes last: it may take the last of its kind away.
-            for route in sorted(self.acts, key=lambda route: ("{" not in route, route.endswith("/settle")))[:1]:
+            # An act on one thing goes before one on a group, and one that settles or ends all keys goes last: it may take the last
+            # of its kind away.
+            for route in sorted(self.acts, key=lambda route: ("{" not in route, route.endswith(("/settle", "/leaked"))))[:1]:
                 self.act(route, *self.acts.pop(route))
 
     # --- pages and filters
