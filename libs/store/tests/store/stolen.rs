@@ -678,12 +678,13 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
             let is_sent = is_sent && is_true;
             let id = DeliveryId::new();
             let forge = format!(
-                "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at)
-                 SELECT '{id}', '{thief}', '{}', '{about}', p.order_id, now() - interval '2 s', 'keys', now()
+                "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at, notice)
+                 SELECT '{id}', '{thief}', '{kind}', '{about}', p.order_id, now() - interval '2 s', 'keys', now(),
+                        CASE '{kind}' WHEN 'order.cancelled' THEN jsonb '{{\"units\": 1}}' END
                  FROM topups t JOIN placements p USING (placement_id) WHERE t.topup_id = '{of_order}';
                  INSERT INTO work (id, kind, provider, lane, partner_id, at)
                  VALUES ('{id}', 'deliver', '', '', '{thief}', now())",
-                kind.as_str()
+                kind = kind.as_str()
             );
             execute(&mut connect(&bench, "notifier").await, &forge).await;
             let start = WebhookPosition {
