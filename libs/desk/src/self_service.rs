@@ -38,7 +38,7 @@ pub use self::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
         pause_endpoint, resume_endpoint,
     },
-    keys::{KeyChanged, KeyUpdate, change_key, create_key, end_key},
+    keys::{KeyChanged, change_key, create_key, end_key},
     notices::{
         NoticeChannel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
         set_channel, verify_channel,

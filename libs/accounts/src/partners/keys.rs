@@ -12,7 +12,7 @@ use std::{collections::HashMap, str::FromStr};
 
 use domain::{
     KeyId, KeyTerms, PartnerId, Right, Rights,
-    partner_key::{MOST_KEYS, network, network_text},
+    partner_key::{MOST_KEYS, Network, network, network_text},
 };
 use pg::{Result, Transaction, signed, unsigned};
 use signing::SecretKey;
@@ -76,13 +76,40 @@ pub(super) fn terms(
 ) -> Option<KeyTerms> {
     let networks = networks.iter().map(|text| network(text).ok());
     Some(KeyTerms {
-        rights: rights
-            .iter()
-            .filter_map(|name| Right::from_str(name).ok())
-            .collect::<Rights>(),
+        rights: rights_of(rights),
         networks: networks.collect::<Option<_>>()?,
         units_per_day,
     })
+}
+
+fn rights_of(names: &[String]) -> Rights {
+    let known = names.iter().map(|name| Right::from_str(name));
+    known.filter_map(std::result::Result::ok).collect()
+}
+
+/// A change of a further key; what is `None` stays.
+#[derive(Clone, Debug, Default)]
+pub struct KeyUpdate {
+    pub name: Option<String>,
+    pub rights: Option<Rights>,
+    pub networks: Option<Vec<Network>>,
+    /// `Some(None)` removes the limit.
+    pub units_per_day: Option<Option<u32>>,
+}
+
+impl KeyUpdate {
+    /// The terms of the key after the change. `None` if a network of it cannot be read and its
+    /// networks would stay: without them it could be used from anywhere.
+    pub fn terms_of(&self, key: &FurtherKey) -> Option<KeyTerms> {
+        Some(KeyTerms {
+            rights: self.rights.unwrap_or_else(|| rights_of(&key.rights)),
+            networks: match &self.networks {
+                Some(networks) => networks.clone(),
+                None => key.terms()?.networks,
+            },
+            units_per_day: self.units_per_day.unwrap_or(key.units_per_day),
+        })
+    }
 }
 
 /// The names of a key's rights and its networks, as they are stored.

@@ -2,7 +2,7 @@
 
 use accounts::partners::{
     self,
-    keys::{self, FurtherKey, NewKey},
+    keys::{self, FurtherKey, KeyUpdate, NewKey},
 };
 use domain::{Command, KeyId, KeyTerms, PartnerId, partner_key::NotGiven};
 use pg::{Result, Transaction, TransactionEnd, actions::ActionChange, transaction};
@@ -23,16 +23,6 @@ pub enum KeyChanged {
     NotGiven(NotGiven),
     /// The key that signed the request has ended meanwhile.
     Ended,
-}
-
-/// A change of a key; what is `None` stays.
-#[derive(Clone, Debug, Default)]
-pub struct KeyUpdate {
-    pub name: Option<String>,
-    pub rights: Option<domain::Rights>,
-    pub networks: Option<Vec<domain::partner_key::Network>>,
-    /// `Some(None)` removes the limit.
-    pub units_per_day: Option<Option<u32>>,
 }
 
 /// Locks the partner and says whether the key that signed the request, which has this access key,
@@ -87,7 +77,11 @@ pub async fn change_key(
         let Some(before) = one(transaction, partner_id, key_id).await? else {
             return Ok(TransactionEnd::Rollback(KeyChanged::Unknown));
         };
-        let wanted = changed_terms(&before, update);
+        let Some(wanted) = update.terms_of(&before) else {
+            return Ok(TransactionEnd::Rollback(KeyChanged::NotGiven(
+                NotGiven::Networks,
+            )));
+        };
         if let Err(refused) = may_give(transaction, partner_id, signed_by, &wanted).await? {
             return Ok(TransactionEnd::Rollback(refused));
         }
@@ -98,21 +92,6 @@ pub async fn change_key(
         record_change(transaction, Command::KeySet, partner_id, changed).await?;
         Ok(TransactionEnd::Commit(KeyChanged::Done))
     })
-}
-
-/// The terms of a key after a change. Of a key whose terms cannot be read, those that are not
-/// changed allow nothing.
-fn changed_terms(key: &FurtherKey, update: &KeyUpdate) -> KeyTerms {
-    let before = key.terms().unwrap_or(KeyTerms {
-        rights: domain::Rights::default(),
-        networks: Vec::new(),
-        units_per_day: key.units_per_day,
-    });
-    KeyTerms {
-        rights: update.rights.unwrap_or(before.rights),
-        networks: update.networks.clone().unwrap_or(before.networks),
-        units_per_day: update.units_per_day.unwrap_or(before.units_per_day),
-    }
 }
 
 /// Ends a further key at once, and records that.

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use accounts::partners::{
     self,
-    keys::{self, NewKey},
+    keys::{self, KeyUpdate, NewKey},
 };
-use desk::master_key;
-use domain::{KeyId, KeyTerms, PartnerId, Right};
+use desk::{
+    master_key,
+    self_service::{self, KeyChanged},
+};
+use domain::{KeyId, KeyTerms, PartnerId, Right, partner_key::NotGiven};
 use pg::Transaction;
 use signing::SecretKey;
 use store::orders::{self, Inserted, LimitedKey, NewOrder};
@@ -234,4 +237,43 @@ async fn the_last_use_is_written_once_a_minute() {
     assert!(third > first && third - first < Duration::from_mins(10));
     let listed = keys::list(&mut connection, partner, None).await.unwrap();
     assert_eq!(listed[0].last_used_at, Some(third));
+}
+
+/// A key whose networks this version cannot read is of a newer one. A change that leaves them would
+/// let it be used from anywhere.
+#[tokio::test]
+async fn a_key_whose_networks_cannot_be_read_keeps_them() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key_id = make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    execute(
+        &mut connection,
+        "UPDATE partner_keys SET networks = '{of a newer version}'",
+    )
+    .await;
+    let first: String = bench
+        .value(
+            "SELECT access_key FROM partners WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    let networks = "SELECT networks::text FROM partner_keys WHERE partner_id::text = $1";
+    let mut update = KeyUpdate {
+        rights: Some([Right::Read].into_iter().collect()),
+        ..KeyUpdate::default()
+    };
+    let changed = self_service::change_key(&mut connection, partner, &first, key_id, &update).await;
+    assert_eq!(changed.unwrap(), KeyChanged::NotGiven(NotGiven::Networks));
+    assert_eq!(
+        bench.value::<String>(networks, partner).await,
+        r#"{"of a newer version"}"#
+    );
+    update.networks = Some(vec!["10.1.0.0/16".parse().unwrap()]);
+    let changed = self_service::change_key(&mut connection, partner, &first, key_id, &update).await;
+    assert_eq!(changed.unwrap(), KeyChanged::Done);
+    assert_eq!(
+        bench.value::<String>(networks, partner).await,
+        "{10.1.0.0/16}"
+    );
 }

@@ -6,7 +6,7 @@
 
 use accounts::partners::{
     self, Partner,
-    keys::{self, FurtherKey, NewKey},
+    keys::{self, FurtherKey, KeyUpdate, NewKey},
 };
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::PossibleValuesParser, builder::TypedValueParser};
@@ -295,42 +295,33 @@ async fn set(asked: &SetKey, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let (partner, key) = find_key(&mut connection, &asked.which).await?;
     let partner_id: PartnerId = partner.partner_id.into();
-    let before = key.terms();
-    let networks = if asked.any_network || !asked.networks.is_empty() {
-        asked.networks.clone()
-    } else {
-        let before = before.as_ref().map(|terms| terms.networks.clone());
-        before.context("a network of the key cannot be read: name its networks, too")?
+    let update = KeyUpdate {
+        name: asked.name.clone(),
+        rights: (!asked.rights.is_empty()).then(|| asked.rights.iter().copied().collect()),
+        networks: (asked.any_network || !asked.networks.is_empty()).then(|| asked.networks.clone()),
+        units_per_day: asked.units_per_day.map(|units| units.0),
     };
-    let rights: Rights = if asked.rights.is_empty() {
-        before.map(|terms| terms.rights).unwrap_or_default()
-    } else {
-        asked.rights.iter().copied().collect()
-    };
-    let terms = KeyTerms {
-        rights,
-        networks,
-        units_per_day: asked
-            .units_per_day
-            .map_or(key.units_per_day, |units| units.0),
-    };
-    let name = asked.name.as_deref().unwrap_or(&key.name);
     let id = key.key_id.to_string();
     let target = format!("partner {partner_id}");
     let action = asked.why.action(domain::Command::KeySet, &target);
     let change = async |transaction: &mut Transaction<'_>| {
         partners::lock(transaction, partner_id).await?;
-        if !keys::change(transaction, partner_id, key.key_id.into(), name, &terms).await? {
+        // What stays is read under the lock, so that two changes at once do not undo each other.
+        let found = keys::list(transaction, partner_id, Some(&id)).await?.pop();
+        let changed = found.and_then(|key| Some((update.terms_of(&key)?, key)));
+        let Some((terms, before)) = changed else {
             return Ok(None);
-        }
+        };
+        let name = update.name.as_deref().unwrap_or(&before.name);
+        keys::change(transaction, partner_id, key.key_id.into(), name, &terms).await?;
         let after = keys::list(transaction, partner_id, Some(&id)).await?.pop();
         Ok(after.map(|after| {
-            let changed = ActionChange::between(key.shown(), after.shown());
+            let changed = ActionChange::between(before.shown(), after.shown());
             (after, changed)
         }))
     };
     let after = actions::recorded(&mut connection, action, change).await?;
-    let after = after.context("nothing was changed: the key has ended meanwhile")?;
+    let after = after.context("nothing was changed: the key has ended meanwhile, or a network of it cannot be read: then name its networks, too")?;
     console.print(&after.shown(), || {
         format!(
             "{} of {}: changed, which holds within a second.",

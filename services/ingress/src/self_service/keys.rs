@@ -4,9 +4,9 @@
 //! Guarantees: the secret of a key is shown only in the answer that makes it. A key gives no other
 //! key more than it has itself. A key of another partner is answered like an unknown one.
 
-use accounts::partners::keys::{self as stored, FurtherKey, NewKey};
+use accounts::partners::keys::{self as stored, FurtherKey, KeyUpdate, NewKey};
 use axum::{extract::Request, http::StatusCode, response::Response};
-use desk::self_service::{self, KeyChanged, KeyUpdate};
+use desk::self_service::{self, KeyChanged};
 use domain::{
     KeyId, KeyTerms, PartnerId, Right, Rights,
     partner_key::{MOST_KEYS, MOST_NAME, MOST_NETWORKS, Network, network},
