@@ -15,9 +15,9 @@ pub mod cut;
 pub mod distinct;
 pub mod endpoint;
 mod endpoint_key;
+pub mod esim_change;
 pub mod esim_use;
 pub mod event;
-pub mod give_back;
 mod history;
 pub mod ids;
 pub mod lane;
@@ -37,8 +37,8 @@ pub mod webhook_id;
 pub use agreed::{Agreed, StoredAgreed, UnreadableTerms};
 pub use command::Command;
 pub use endpoint_key::EndpointKey;
+pub use esim_change::EsimChangeState;
 pub use esim_use::Reading;
-pub use give_back::GiveBackState;
 pub use history::HistoryKind;
 pub use ids::{
     DeliveryId, EndpointId, Id, KeyId, OptionId, OrderId, PartnerId, PlacementId, option_of,

@@ -8,7 +8,7 @@
 
 use strum::{EnumString, IntoStaticStr};
 
-use crate::{GiveBackState, reason::ReasonCode};
+use crate::{EsimChangeState, reason::ReasonCode};
 
 /// The state of a unit, as it follows from its row, its eSIM and its placement.
 #[derive(
@@ -146,7 +146,7 @@ pub struct UnitFacts<'a> {
     pub state: UnitState,
     /// Why it failed or its placement is parked.
     pub reason: Option<ReasonCode>,
-    pub give_back: Option<GiveBackState>,
+    pub give_back: Option<EsimChangeState>,
     /// Its webhooks, that to the first endpoint first.
     pub webhooks: &'a [WebhookFacts],
     /// Why nothing is bought at its provider, if its purchase waits for that.
@@ -292,12 +292,12 @@ pub fn of_webhook(webhook: &WebhookFacts, silent: SilentStages) -> Standing {
 fn ready(unit: &UnitFacts<'_>) -> Standing {
     // A give-back that has ended is told by the state of the unit.
     match unit.give_back {
-        Some(GiveBackState::Asked | GiveBackState::Sending) if unit.silent.provisioner => {
+        Some(EsimChangeState::Asked | EsimChangeState::Sending) if unit.silent.provisioner => {
             return Standing::GiveBackStalled;
         }
-        Some(GiveBackState::Asked | GiveBackState::Sending) => return Standing::GivingBack,
-        Some(GiveBackState::Parked) => return Standing::GiveBackOnHold,
-        Some(GiveBackState::Returned | GiveBackState::Refused) | None => {}
+        Some(EsimChangeState::Asked | EsimChangeState::Sending) => return Standing::GivingBack,
+        Some(EsimChangeState::Parked) => return Standing::GiveBackOnHold,
+        Some(EsimChangeState::Done | EsimChangeState::Refused) | None => {}
     }
     let all = unit.webhooks.iter();
     let mut all: Vec<Standing> = all.map(|one| of_webhook(one, unit.silent)).collect();

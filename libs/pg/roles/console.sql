@@ -3,7 +3,7 @@
 -- the old ones when it makes new ones; a console has the master keys for them only if it may make keys.
 GRANT SELECT ON system, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
-    resends, archives, archived_orders, provider_references, minutely, esim_requests, refused_requests
+    resends, archives, archived_orders, provider_references, minutely, esim_requests, extensions, refused_requests
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, disabled_at,
               max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, erased_at,
@@ -35,6 +35,7 @@ GRANT EXECUTE ON FUNCTION resolve_placement(uuid, text, text, text) TO esim_cons
 GRANT UPDATE (hinted_at) ON placements TO esim_console;
 -- A parked give-back that is resolved as returned erases the profile. Only the function can do both, and for no other eSIM.
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_console;
+GRANT EXECUTE ON FUNCTION resolve_extension(uuid, integer, boolean) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
 GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;

@@ -64,7 +64,9 @@ GRANT SELECT ON archived_orders TO esim_ingress;
 GRANT SELECT, INSERT, DELETE ON refused_requests TO esim_ingress;
 
 -- What partners ask about delivered eSIMs. A provisioner answers.
-GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at),
-    UPDATE (usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,
-            ended_at)
+GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, offers_asked_at, give_back, give_back_asked_at),
+    UPDATE (usage_asked_at, usage_failure, usage_failed_at, offers_asked_at, give_back, give_back_asked_at, not_returned_at,
+            reason, message, ended_at)
     ON esim_requests TO esim_ingress;
+GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+    ON extensions TO esim_ingress;

@@ -59,6 +59,8 @@ GRANT SELECT ON archives, archived_orders TO esim_operator;
 
 -- What partners asked about delivered eSIMs, and parked give-backs.
 GRANT SELECT, DELETE ON esim_requests TO esim_operator;
+GRANT SELECT, UPDATE (message) ON extensions TO esim_operator;
+GRANT EXECUTE ON FUNCTION resolve_extension(uuid, integer, boolean) TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;
 
 -- What did not go straight. An erasure removes its texts.

@@ -29,6 +29,9 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_provisioner
 
 -- It answers what partners ask about delivered eSIMs, and marks those that were given back.
 GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
+GRANT SELECT, UPDATE (state, attempt, attempted_at, baseline, not_added_at, reference, has_new_profile, reason, message, ended_at)
+    ON extensions TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION keep_order_of_extension(uuid) TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 -- It asks for the use of eSIMs whose partners want to hear of it, and tells what is news.
 GRANT EXECUTE ON FUNCTION begin_reading(text) TO esim_provisioner;

@@ -47,12 +47,14 @@ pub enum Effect {
     CommitHealth,
     /// The claim of one placement through an open breaker, as a probe.
     CommitProbe,
-    /// The commit that records an attempt of a give-back.
-    CommitGiveBack,
+    /// The commit that records an attempt of a give-back or an extension.
+    CommitEsimAttempt,
     /// The give-back at the provider.
     GiveBack,
-    /// The commit of the outcome of a give-back.
-    CommitReturned,
+    /// The extension of an eSIM at the provider.
+    Extend,
+    /// The commit of the outcome of a give-back or an extension.
+    CommitEsimOutcome,
     /// The group commit of the outcomes of purchases, look-ups and collects.
     CommitOutcomes,
 
@@ -82,9 +84,10 @@ impl Effect {
             | Self::CommitHint
             | Self::CommitHealth
             | Self::CommitProbe
-            | Self::CommitGiveBack
+            | Self::CommitEsimAttempt
             | Self::GiveBack
-            | Self::CommitReturned
+            | Self::Extend
+            | Self::CommitEsimOutcome
             | Self::CommitOutcomes => &["provisioner"],
             Self::Webhook
             | Self::CommitAttempts

@@ -2,9 +2,10 @@
 //! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
 //! provider says. Ingress writes the requests (`desk::self_service::esims`), and operators resolve
 //! parked give-backs (`desk::operator::give_backs`). A report of a provider asks for the use, too,
-//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it.
+//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it. What
+//! can be added to an eSIM is asked for in the same way; to add it is [`crate::extensions`].
 //!
-//! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the
+//! Guarantees: a give-back moves by [`domain::esim_change`] only, because each statement reads the
 //! row under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
 //! before the provider is called. A unit that is given back is marked and its profile erased in the
 //! transaction that ends its give-back.
@@ -16,8 +17,8 @@ use std::time::Duration;
 
 pub use domain::Reading;
 use domain::{
-    GiveBackState, Iccid, OrderId, PartnerId, TopupId,
-    give_back::{GiveBack, GiveBackEvent},
+    EsimChangeState, Iccid, OrderId, PartnerId, TopupId,
+    esim_change::{EsimChange, EsimChangeEvent},
 };
 use pg::{Error, Result, Transaction, TransactionEnd, age, count, seconds, transaction, unsigned};
 use serde::{Deserialize, Serialize};
@@ -37,39 +38,54 @@ pub enum UsageFailure {
     Failed,
 }
 
-/// Why a give-back was refused or parked.
+/// Why a change to a delivered eSIM was refused or parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum GiveBackReason {
-    /// The provider takes no eSIM back.
+pub enum EsimChangeReason {
+    /// The provider takes no eSIM back, or extends none.
     NotAvailable,
-    /// The eSIM is installed.
+    /// The eSIM is installed, so it cannot be given back.
     Installed,
-    /// The provider does not take this eSIM back.
+    /// The provider does not take this eSIM back, or does not add this to it.
     Refused,
     /// The provider could not be asked for too long; nothing was sent, or certainly without effect.
     Unreachable,
     /// The outcome is unknown.
     Unknown,
-    /// An operator has found out that the provider does not have it back.
+    /// An operator has found out at the provider what became of it.
     Resolved,
     /// What is stored about the eSIM cannot be read, so the provider cannot be asked.
     Unreadable,
 }
 
-impl GiveBackReason {
-    /// The reason in words.
-    pub fn told(self) -> &'static str {
+impl EsimChangeReason {
+    /// The reason of a give-back in words.
+    pub fn of_give_back(self) -> &'static str {
         match self {
             Self::NotAvailable => "the provider takes no eSIM back",
             Self::Installed => "the eSIM is installed",
             Self::Refused => "the provider does not take this eSIM back",
-            Self::Unreachable => "the provider could not be asked for too long",
             Self::Unknown => "the provider did not say whether it has the eSIM back",
             Self::Resolved => "an operator has found out that the provider does not have it back",
-            Self::Unreadable => {
-                "what is stored about the eSIM cannot be read, so the provider cannot be asked"
-            }
+            Self::Unreachable | Self::Unreadable => self.of_both(),
+        }
+    }
+
+    /// The reason of an extension in words.
+    pub fn of_extension(self) -> &'static str {
+        match self {
+            Self::NotAvailable => "the provider extends no eSIM",
+            Self::Installed | Self::Refused => "the provider does not add this to the eSIM",
+            Self::Unknown => "the provider did not say whether it has extended the eSIM",
+            Self::Resolved => "an operator has found out at the provider what became of it",
+            Self::Unreachable | Self::Unreadable => self.of_both(),
+        }
+    }
+
+    fn of_both(self) -> &'static str {
+        match self {
+            Self::Unreachable => "the provider could not be asked for too long",
+            _ => "what is stored about the eSIM cannot be read, so the provider cannot be asked",
         }
     }
 }
@@ -90,6 +106,8 @@ pub struct ClaimedRequest {
     /// Whether a partner, a report of the provider or a poll waits for the data use, which a call
     /// about a give-back answers, too.
     pub usage_asked: bool,
+    /// Whether a partner waits for what can be added to the eSIM.
+    pub offers_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
     pub give_back: Option<OpenGiveBack>,
 }
@@ -97,7 +115,7 @@ pub struct ClaimedRequest {
 /// A give-back that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenGiveBack {
-    pub now: GiveBack,
+    pub now: EsimChange,
     /// The time since the partner asked for it.
     pub asked_age: Duration,
     /// The time since its last attempt was recorded.
@@ -152,7 +170,7 @@ pub async fn claim(
                FOR UPDATE OF r SKIP LOCKED
            ), open AS MATERIALIZED (
                SELECT * FROM known
-               WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at, polled_at) IS NOT NULL
+               WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at, polled_at, offers_asked_at) IS NOT NULL
                                ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
@@ -168,6 +186,7 @@ pub async fn claim(
                   CASE WHEN e.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
                   CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
                   CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", coalesce(l.usage_asked_at, l.reported_at, l.polled_at) IS NOT NULL AS "usage_asked!",
+                  l.offers_asked_at IS NOT NULL AS "offers_asked!",
                   CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
                   l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
@@ -207,6 +226,7 @@ struct Row {
     iccid: Option<String>,
     reference: Option<String>,
     usage_asked: bool,
+    offers_asked: bool,
     give_back: Option<String>,
     attempt: i32,
     not_returned: bool,
@@ -218,15 +238,15 @@ fn read(row: Row) -> Result<ClaimedRequest> {
     let missing = || Error::Unreadable("its eSIM, of which a part is missing".into());
     let state = row
         .give_back
-        .map(|name| name.parse::<GiveBackState>())
+        .map(|name| name.parse::<EsimChangeState>())
         .transpose()?;
     let open = state
         .filter(|state| !state.is_over())
         .map(|state| OpenGiveBack {
-            now: GiveBack {
+            now: EsimChange {
                 state,
                 attempt: unsigned(row.attempt),
-                not_returned: row.not_returned,
+                not_done: row.not_returned,
             },
             asked_age: age(row.asked_age),
             attempt_age: age(row.attempt_age),
@@ -241,6 +261,7 @@ fn read(row: Row) -> Result<ClaimedRequest> {
             .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
         reference: row.reference,
         usage_asked: row.usage_asked,
+        offers_asked: row.offers_asked,
         give_back: open,
     })
 }
@@ -254,16 +275,16 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
         why,
         "a request about a delivered eSIM is set aside, because its row cannot be read"
     );
-    let name: &str = GiveBackReason::Unreadable.into();
+    let name: &str = EsimChangeReason::Unreadable.into();
     let statement = sqlx::query!(
         "WITH done AS (
              DELETE FROM work
-             WHERE id IN (derived_id('usage', $1), derived_id('report', $1), derived_id('give_back', $1))
+             WHERE id IN (derived_id('usage', $1), derived_id('report', $1), derived_id('offers', $1), derived_id('give_back', $1))
          )
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
              usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
-             usage_asked_at = NULL, reported_at = NULL, poll_at = NULL, polled_at = NULL,
+             usage_asked_at = NULL, reported_at = NULL, poll_at = NULL, polled_at = NULL, offers_asked_at = NULL,
              give_back = CASE WHEN give_back IN ('returned', 'refused') THEN give_back
                               WHEN give_back = 'asked' THEN 'refused'
                               WHEN give_back IS NOT NULL THEN 'parked' END,
@@ -360,6 +381,28 @@ pub async fn poll(connection: &mut PgConnection, provider: &str, per_hour: u32) 
     Ok(query.fetch_one(connection).await?.map_or(0, count))
 }
 
+/// Records what can be added to an eSIM, as JSON, or, with `None`, that the provider does not say
+/// it, and answers the question.
+pub async fn record_offers(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    offers: Option<&str>,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH answered AS (
+             DELETE FROM work WHERE id = derived_id('offers', $1)
+         )
+         UPDATE esim_requests
+         SET offers_asked_at = NULL, offers = coalesce($2::text::jsonb, offers),
+             offers_at = CASE WHEN $2 IS NULL THEN offers_at ELSE now() END
+         WHERE topup_id = $1",
+        topup_id.as_str(),
+        offers,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
 /// For how long a report is tried to be confirmed.
 const CONFIRMED_WITHIN: Duration = Duration::from_hours(6);
 
@@ -408,9 +451,9 @@ pub async fn record_failure(
 pub async fn begin(
     connection: &mut PgConnection,
     topup_id: &TopupId,
-    read: GiveBack,
+    read: EsimChange,
 ) -> Result<Option<u32>> {
-    let Ok(begun) = read.after(GiveBackEvent::Begin) else {
+    let Ok(begun) = read.after(EsimChangeEvent::Begin) else {
         return Ok(None);
     };
     let statement = sqlx::query!(
@@ -431,9 +474,9 @@ pub async fn begin(
 #[derive(Clone, Debug)]
 pub struct GiveBackSettlement {
     /// `None` if nothing is known, so that only the time of the next look changes.
-    pub event: Option<GiveBackEvent>,
+    pub event: Option<EsimChangeEvent>,
     /// Why it is refused or parked, and what the provider said: one short line.
-    pub reason: Option<(GiveBackReason, Option<String>)>,
+    pub reason: Option<(EsimChangeReason, Option<String>)>,
     /// When the give-back is looked at next if it is not over.
     pub again_in: Duration,
 }
@@ -444,7 +487,7 @@ pub async fn settle(
     connection: &mut PgConnection,
     topup_id: &TopupId,
     settlement: &GiveBackSettlement,
-) -> Result<(Option<GiveBackState>, bool)> {
+) -> Result<(Option<EsimChangeState>, bool)> {
     transaction!(connection, "esim_requests::settle", |transaction| {
         let query = sqlx::query!(
             r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
@@ -454,14 +497,14 @@ pub async fn settle(
         let Some(row) = query.fetch_optional(&mut **transaction).await? else {
             return Ok(TransactionEnd::Rollback((None, false)));
         };
-        let before = GiveBack {
+        let before = EsimChange {
             state: row.give_back.parse()?,
             attempt: unsigned(row.attempt),
-            not_returned: row.not_returned,
+            not_done: row.not_returned,
         };
         let after = settlement.event.and_then(|event| before.after(event).ok());
         let now = after.unwrap_or(before);
-        let name = |reason: GiveBackReason| -> &'static str { reason.into() };
+        let name = |reason: EsimChangeReason| -> &'static str { reason.into() };
         let reason = settlement.reason.as_ref();
         let statement = sqlx::query!(
             "UPDATE esim_requests
@@ -473,7 +516,7 @@ pub async fn settle(
          WHERE topup_id = $1",
             topup_id.as_str(),
             now.state.as_str(),
-            now.not_returned,
+            now.not_done,
             after.is_some() && now.state.is_over(),
             reason.map(|(reason, _)| name(*reason)),
             reason.and_then(|(_, message)| message.as_deref()),
@@ -482,7 +525,7 @@ pub async fn settle(
         statement.execute(&mut **transaction).await?;
         let again_in = (!now.state.is_over()).then_some(settlement.again_in);
         look_again(transaction, topup_id, again_in).await?;
-        if after.is_some() && now.state == GiveBackState::Returned {
+        if after.is_some() && now.state == EsimChangeState::Done {
             mark_returned(transaction, topup_id).await?;
         }
         Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))

@@ -18,6 +18,7 @@
 
 pub mod deliveries;
 pub mod esim_requests;
+pub mod extensions;
 pub mod figures;
 pub mod history;
 pub mod orders;

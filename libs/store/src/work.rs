@@ -27,7 +27,7 @@ pub use self::look::{DueWork, LookResult, WorkLook};
 /// | kind | `id` | `lane` |
 /// |---|---|---|
 /// | `buy`, `buy_again`, `look_up`, `collect`, `look_again` | the placement | what fails together at the provider ([`domain::lane`]) |
-/// | `usage`, `give_back` | derived from the kind and the topup id | the topup id |
+/// | `usage`, `give_back`, `extend` | derived from the kind and the topup id | the topup id |
 /// | `deliver` | the delivery | the id of a further endpoint; empty for the first one |
 /// | `erase` | derived from the topup id | the topup id |
 /// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
@@ -51,6 +51,8 @@ pub enum WorkKind {
     Usage,
     /// Give an eSIM back, or look whether an attempt to has done so.
     GiveBack,
+    /// Add data to an eSIM, or look whether an attempt to has done so.
+    Extend,
     /// Send a webhook.
     Deliver,
     /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention
@@ -74,9 +76,10 @@ impl WorkKind {
     /// outcome may be money spent.
     pub const LOOKUPS: [Self; 3] = [Self::LookUp, Self::Collect, Self::LookAgain];
 
-    /// The kinds of requests about delivered eSIMs. A call about a give-back answers the question
-    /// about the use, too, so it comes first.
-    pub const REQUESTS: [Self; 2] = [Self::GiveBack, Self::Usage];
+    /// The kinds of requests about delivered eSIMs. Extensions come first, because a traveller
+    /// waits for them. A call about a give-back answers the question about the use, too, so it comes
+    /// before that.
+    pub const REQUESTS: [Self; 3] = [Self::Extend, Self::GiveBack, Self::Usage];
 
     /// What is next for a placement that nobody has put on hold.
     pub const PLACEMENTS: [Self; 4] = [Self::BuyAgain, Self::Buy, Self::LookUp, Self::Collect];

@@ -7,7 +7,7 @@
 //! back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
-//! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
+//! certain ([`domain::esim_change`]). An attempt is recorded before the provider is called, and only
 //! the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at until it
 //! shows the outcome, or the attempt is repeated where no look can show it; after `PARK_AFTER`
 //! without one the give-back is parked for an operator.
@@ -21,8 +21,8 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::{
-    GiveBackState,
-    give_back::{GiveBack, GiveBackEvent},
+    EsimChangeState,
+    esim_change::{EsimChange, EsimChangeEvent},
 };
 use pipeline::{
     Effect, perform,
@@ -31,7 +31,7 @@ use pipeline::{
 use runtime::clock::Moment;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, OpenGiveBack, RequestClaim,
+        self, ClaimedRequest, EsimChangeReason, GiveBackSettlement, OpenGiveBack, RequestClaim,
         UsageFailure,
     },
     work::{LookResult, WorkLook},
@@ -155,7 +155,7 @@ impl ProviderContext {
                 self.fail(claimed, UsageFailure::NotAvailable).await?;
             }
             if claimed.give_back.is_some() {
-                self.refuse(claimed, GiveBackReason::NotAvailable, None)
+                self.refuse(claimed, EsimChangeReason::NotAvailable, None)
                     .await?;
             }
             return Ok(());
@@ -201,10 +201,10 @@ impl ProviderContext {
         }
         match claimed.give_back {
             Some(_) if !capabilities.give_back => {
-                self.refuse(claimed, GiveBackReason::NotAvailable, None)
+                self.refuse(claimed, EsimChangeReason::NotAvailable, None)
                     .await
             }
-            Some(open) if open.now.state == GiveBackState::Sending => {
+            Some(open) if open.now.state == EsimChangeState::Sending => {
                 self.settle_attempt(claimed, open, status, &esim, claim_began)
                     .await
             }
@@ -230,8 +230,8 @@ impl ProviderContext {
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => self.returned(claimed).await,
             Ok((_, Some(true))) => {
-                let event = GiveBackEvent::Installed(attempt);
-                self.end(claimed, event, GiveBackReason::Installed, None)
+                let event = EsimChangeEvent::Refused(attempt);
+                self.end(claimed, event, EsimChangeReason::Installed, None)
                     .await
             }
             // The provider takes an eSIM back once, so a repeat does no harm, and it tells the
@@ -248,7 +248,7 @@ impl ProviderContext {
             }
             Ok(_) => {
                 let left = self.settling_delay.saturating_sub(open.attempt_age);
-                let event = GiveBackEvent::NotReturned {
+                let event = EsimChangeEvent::NotDone {
                     attempt,
                     after_settling_delay,
                 };
@@ -273,9 +273,9 @@ impl ProviderContext {
         if age < self.park_after {
             return self.go_on(claimed, None, pause(age)).await;
         }
-        let event = GiveBackEvent::Park(attempt);
+        let event = EsimChangeEvent::Park(attempt);
         let said = Some(trouble.reason().to_owned());
-        self.end(claimed, event, GiveBackReason::Unknown, said)
+        self.end(claimed, event, EsimChangeReason::Unknown, said)
             .await
     }
 
@@ -294,8 +294,8 @@ impl ProviderContext {
         match (response, repeated) {
             (Some(Ok(GiveBackResponse::Returned)), _) => self.returned(claimed).await,
             (Some(Ok(GiveBackResponse::Refused(said))), _) => {
-                let event = GiveBackEvent::Refused(attempt);
-                self.end(claimed, event, GiveBackReason::Refused, Some(said))
+                let event = EsimChangeEvent::Refused(attempt);
+                self.end(claimed, event, EsimChangeReason::Refused, Some(said))
                     .await
             }
             (Some(Err(trouble)), Some(age)) => {
@@ -318,13 +318,17 @@ impl ProviderContext {
                     .give_back
                     .map_or(Duration::ZERO, |open| open.asked_age);
                 let wait = trouble.asked_wait(AGAIN_MOST).max(pause(asked_age));
-                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), wait)
+                self.go_on(claimed, Some(EsimChangeEvent::NotSent(attempt)), wait)
                     .await
             }
             // Only this process may send the attempt, and it will not.
             (None, None) => {
-                self.go_on(claimed, Some(GiveBackEvent::NotSent(attempt)), AGAIN_LEAST)
-                    .await
+                self.go_on(
+                    claimed,
+                    Some(EsimChangeEvent::NotSent(attempt)),
+                    AGAIN_LEAST,
+                )
+                .await
             }
         }
     }
@@ -343,23 +347,25 @@ impl ProviderContext {
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => return self.returned(claimed).await,
             Ok((_, Some(true))) => {
-                return self.refuse(claimed, GiveBackReason::Installed, None).await;
+                return self
+                    .refuse(claimed, EsimChangeReason::Installed, None)
+                    .await;
             }
             Ok((Custody::Kept(said), _)) => {
                 return self
-                    .refuse(claimed, GiveBackReason::Refused, Some(said))
+                    .refuse(claimed, EsimChangeReason::Refused, Some(said))
                     .await;
             }
             // No attempt is open here, so it is certain that the eSIM stays with the partner.
             Ok((Custody::Returnable | Custody::Unshown, _)) if is_late => {
                 return self
-                    .refuse(claimed, GiveBackReason::Unreachable, None)
+                    .refuse(claimed, EsimChangeReason::Unreachable, None)
                     .await;
             }
             Err(trouble) if is_late => {
                 let said = Some(trouble.reason().to_owned());
                 return self
-                    .refuse(claimed, GiveBackReason::Unreachable, said)
+                    .refuse(claimed, EsimChangeReason::Unreachable, said)
                     .await;
             }
             Err(_) => {
@@ -377,12 +383,12 @@ impl ProviderContext {
     async fn record_attempt(
         &self,
         claimed: &ClaimedRequest,
-        read: GiveBack,
+        read: EsimChange,
     ) -> Result<Option<u32>, pg::Error> {
         let recording = self.database.run(async |connection| {
             esim_requests::begin(connection, &claimed.topup_id, read).await
         });
-        perform(Effect::CommitGiveBack, recording).await
+        perform(Effect::CommitEsimAttempt, recording).await
     }
 
     async fn fail(&self, claimed: &ClaimedRequest, failure: UsageFailure) -> Result<(), pg::Error> {
@@ -397,14 +403,15 @@ impl ProviderContext {
     async fn refuse(
         &self,
         claimed: &ClaimedRequest,
-        reason: GiveBackReason,
+        reason: EsimChangeReason,
         said: Option<String>,
     ) -> Result<(), pg::Error> {
-        self.end(claimed, GiveBackEvent::Refuse, reason, said).await
+        self.end(claimed, EsimChangeEvent::Refuse, reason, said)
+            .await
     }
 
     async fn returned(&self, claimed: &ClaimedRequest) -> Result<(), pg::Error> {
-        self.settle_give_back(claimed, Some(GiveBackEvent::Returned), None, AGAIN_LEAST)
+        self.settle_give_back(claimed, Some(EsimChangeEvent::Done), None, AGAIN_LEAST)
             .await
     }
 
@@ -412,8 +419,8 @@ impl ProviderContext {
     async fn end(
         &self,
         claimed: &ClaimedRequest,
-        event: GiveBackEvent,
-        reason: GiveBackReason,
+        event: EsimChangeEvent,
+        reason: EsimChangeReason,
         said: Option<String>,
     ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, Some(event), Some((reason, said)), AGAIN_LEAST)
@@ -424,7 +431,7 @@ impl ProviderContext {
     async fn go_on(
         &self,
         claimed: &ClaimedRequest,
-        event: Option<GiveBackEvent>,
+        event: Option<EsimChangeEvent>,
         again_in: Duration,
     ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, event, None, again_in).await
@@ -433,8 +440,8 @@ impl ProviderContext {
     async fn settle_give_back(
         &self,
         claimed: &ClaimedRequest,
-        event: Option<GiveBackEvent>,
-        reason: Option<(GiveBackReason, Option<String>)>,
+        event: Option<EsimChangeEvent>,
+        reason: Option<(EsimChangeReason, Option<String>)>,
         again_in: Duration,
     ) -> Result<(), pg::Error> {
         let settlement = GiveBackSettlement {
@@ -445,7 +452,7 @@ impl ProviderContext {
         let settling = self.database.run(async |connection| {
             esim_requests::settle(connection, &claimed.topup_id, &settlement).await
         });
-        let (state, moved) = perform(Effect::CommitReturned, settling).await?;
+        let (state, moved) = perform(Effect::CommitEsimOutcome, settling).await?;
         let Some(state) = state.filter(|state| moved && state.is_over()) else {
             return Ok(());
         };
@@ -457,7 +464,7 @@ impl ProviderContext {
         let partner = claimed.partner_id;
         let provider = &self.calls.name;
         let said = settlement.reason.and_then(|(_, said)| said);
-        if state == GiveBackState::Parked {
+        if state == EsimChangeState::Parked {
             tracing::error!(
                 topup.id = %topup,
                 order.id = %order,

@@ -2,15 +2,15 @@
 //! may install the eSIM at any moment, with crashes and stalls at any step and calls that arrive
 //! late or never.
 //!
-//! What the model has in common with the code is [`domain::give_back::GiveBack::after`]. The steps
+//! What the model has in common with the code is [`domain::esim_change::EsimChange::after`]. The steps
 //! around it are those of the provisioner's module `after_delivery`. Time is logical, as in the
 //! model of a purchase: one tick is half of the settling delay, and a call arrives within one tick
 //! after its sender checked that it is not late.
 
 use clap::ValueEnum;
 use domain::{
-    GiveBackState,
-    give_back::{GiveBack, GiveBackEvent},
+    EsimChangeState,
+    esim_change::{EsimChange, EsimChangeEvent},
 };
 use stateright::{Model, Property};
 
@@ -91,11 +91,11 @@ struct Request {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
-    row: GiveBack,
+    row: EsimChange,
     /// The age of the attempt, in ticks.
     age: u8,
     /// The rows that the provisioners have read with their looks.
-    read: [GiveBack; 2],
+    read: [EsimChange; 2],
     provisioners: [Work; 2],
     requests: Vec<Request>,
     installed: bool,
@@ -144,12 +144,12 @@ impl SmallModel for Protocol {
         Promised {
             promise: Promise::RefusedStays,
             name: "what is refused is not given back",
-            is_kept: |_, state| !(state.row.state == GiveBackState::Refused && state.returned),
+            is_kept: |_, state| !(state.row.state == EsimChangeState::Refused && state.returned),
         },
         Promised {
             promise: Promise::ReturnedIsTrue,
             name: "what is called given back is",
-            is_kept: |_, state| state.row.state != GiveBackState::Returned || state.returned,
+            is_kept: |_, state| state.row.state != EsimChangeState::Done || state.returned,
         },
         Promised {
             promise: Promise::Ends,
@@ -159,19 +159,19 @@ impl SmallModel for Protocol {
     ];
     const ENDS: &'static [(&'static str, Condition<Self>)] = &[
         ("an eSIM is given back", |_, state| {
-            state.row.state == GiveBackState::Returned
+            state.row.state == EsimChangeState::Done
         }),
         ("a second attempt gives it back", |_, state| {
-            state.row.state == GiveBackState::Returned && state.row.attempt == 2
+            state.row.state == EsimChangeState::Done && state.row.attempt == 2
         }),
         ("an installed eSIM is refused", |_, state| {
-            state.row.state == GiveBackState::Refused && state.installed
+            state.row.state == EsimChangeState::Refused && state.installed
         }),
         ("an attempt is refused after it was sent", |_, state| {
-            state.row.state == GiveBackState::Refused && state.row.attempt > 0
+            state.row.state == EsimChangeState::Refused && state.row.attempt > 0
         }),
         ("a give-back is parked", |_, state| {
-            state.row.state == GiveBackState::Parked
+            state.row.state == EsimChangeState::Parked
         }),
     ];
 
@@ -203,17 +203,19 @@ impl Protocol {
         state.provisioners[by] = Work::Idle;
         let attempt = read.attempt;
         let event = match (read.state, saw) {
-            (_, Saw::Returned) => GiveBackEvent::Returned,
-            (GiveBackState::Asked, Saw::Installed | Saw::Kept) => GiveBackEvent::Refuse,
-            (GiveBackState::Asked, Saw::Returnable) if attempt >= ATTEMPTS => GiveBackEvent::Refuse,
-            (GiveBackState::Asked, Saw::Returnable) => {
+            (_, Saw::Returned) => EsimChangeEvent::Done,
+            (EsimChangeState::Asked, Saw::Installed | Saw::Kept) => EsimChangeEvent::Refuse,
+            (EsimChangeState::Asked, Saw::Returnable) if attempt >= ATTEMPTS => {
+                EsimChangeEvent::Refuse
+            }
+            (EsimChangeState::Asked, Saw::Returnable) => {
                 if !self.has(Safeguard::GiveBackRecorded) {
                     state.provisioners[by] = Work::Fresh {
                         attempt,
                         late: false,
                     };
                 } else if state.row == read
-                    && let Ok(begun) = read.after(GiveBackEvent::Begin)
+                    && let Ok(begun) = read.after(EsimChangeEvent::Begin)
                 {
                     state.row = begun;
                     state.age = 0;
@@ -224,12 +226,12 @@ impl Protocol {
                 }
                 return;
             }
-            (_, Saw::Unknown) if read.state == GiveBackState::Sending && state.age >= OVERDUE => {
-                GiveBackEvent::Park(attempt)
+            (_, Saw::Unknown) if read.state == EsimChangeState::Sending && state.age >= OVERDUE => {
+                EsimChangeEvent::Park(attempt)
             }
             (_, Saw::Unknown) => return,
-            (_, Saw::Installed) => GiveBackEvent::Installed(attempt),
-            (_, Saw::Kept | Saw::Returnable) => GiveBackEvent::NotReturned {
+            (_, Saw::Installed) => EsimChangeEvent::Refused(attempt),
+            (_, Saw::Kept | Saw::Returnable) => EsimChangeEvent::NotDone {
                 attempt,
                 after_settling_delay: settled || !self.has(Safeguard::GiveBackSettled),
             },
@@ -237,7 +239,7 @@ impl Protocol {
         Self::record(state, event);
     }
 
-    fn record(state: &mut State, event: GiveBackEvent) {
+    fn record(state: &mut State, event: EsimChangeEvent) {
         if let Ok(after) = state.row.after(event) {
             state.row = after;
         }
@@ -250,9 +252,9 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            row: GiveBack::NEW,
+            row: EsimChange::NEW,
             age: 0,
-            read: [GiveBack::NEW; 2],
+            read: [EsimChange::NEW; 2],
             provisioners: [Work::Idle; 2],
             requests: Vec::new(),
             installed: false,
@@ -266,7 +268,7 @@ impl Model for Protocol {
         if !state.installed && !state.returned {
             actions.push(Action::Install);
         }
-        if state.row.state == GiveBackState::Refused && state.asks > 0 {
+        if state.row.state == EsimChangeState::Refused && state.asks > 0 {
             actions.push(Action::Ask);
         }
         for by in 0..state.provisioners.len() {
@@ -314,7 +316,7 @@ impl Model for Protocol {
             Action::Install => state.installed = true,
             Action::Ask => {
                 state.asks -= 1;
-                Self::record(&mut state, GiveBackEvent::Ask);
+                Self::record(&mut state, EsimChangeEvent::Ask);
             }
             Action::Look(by, saw) => {
                 state.read[by] = state.row;
@@ -336,7 +338,7 @@ impl Model for Protocol {
             Action::Abandon(by) => {
                 if let Work::Fresh { attempt, .. } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    Self::record(&mut state, GiveBackEvent::NotSent(attempt));
+                    Self::record(&mut state, EsimChangeEvent::NotSent(attempt));
                 }
             }
             Action::Arrive { request, answered } => {
@@ -361,18 +363,18 @@ impl Model for Protocol {
                 if let Work::Sent(attempt) = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
                     if !self.has(Safeguard::GiveBackLooked) {
-                        Self::record(&mut state, GiveBackEvent::Refused(attempt));
+                        Self::record(&mut state, EsimChangeEvent::Refused(attempt));
                     }
                 }
             }
             Action::Record(by) => {
                 if let Work::Answered { attempt, returned } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    let refused = GiveBackEvent::Refused(attempt);
+                    let refused = EsimChangeEvent::Refused(attempt);
                     Self::record(
                         &mut state,
                         if returned {
-                            GiveBackEvent::Returned
+                            EsimChangeEvent::Done
                         } else {
                             refused
                         },
@@ -387,7 +389,7 @@ impl Model for Protocol {
                 if state.requests.iter().any(|request| request.old) {
                     return None;
                 }
-                if state.row.state == GiveBackState::Sending {
+                if state.row.state == EsimChangeState::Sending {
                     state.age = (state.age + 1).min(OVERDUE);
                 }
                 for request in &mut state.requests {
@@ -400,7 +402,7 @@ impl Model for Protocol {
                 }
             }
         }
-        if state.row.state != GiveBackState::Sending {
+        if state.row.state != EsimChangeState::Sending {
             state.age = 0;
         }
         (state != *last).then_some(state)

@@ -2,11 +2,11 @@
 //!
 //! A give-back is parked when the provider did not say for too long whether it has the eSIM back.
 //! [`resolve`] records what the operator has found out there, by the transitions of
-//! [`domain::give_back`].
+//! [`domain::esim_change`].
 
 use domain::{
-    GiveBackState, PartnerId, TopupId,
-    give_back::{GiveBack, GiveBackEvent},
+    EsimChangeState, PartnerId, TopupId,
+    esim_change::{EsimChange, EsimChangeEvent},
 };
 use pg::{
     Error, Result,
@@ -75,7 +75,7 @@ pub enum GiveBackFinding {
 #[derive(Clone, Debug, Serialize)]
 pub struct ResolvedGiveBack {
     pub topup_id: String,
-    pub state: GiveBackState,
+    pub state: EsimChangeState,
 }
 
 /// Why a give-back was not resolved.
@@ -84,7 +84,7 @@ pub enum GiveBackNotResolved {
     #[error("nobody has asked to give this topup back")]
     Unknown,
     #[error("it is {}; only a parked give-back can be resolved", .0.as_str())]
-    NotParked(GiveBackState),
+    NotParked(EsimChangeState),
     #[error("it has changed since it was shown; it waits for attempt {0} now")]
     Changed(i32),
     #[error(transparent)]
@@ -112,20 +112,20 @@ pub async fn resolve(
             .fetch_optional(&mut **transaction)
             .await?
             .ok_or(GiveBackNotResolved::Unknown)?;
-        let parked = GiveBack {
+        let parked = EsimChange {
             state: row.give_back.parse().map_err(Error::from)?,
             attempt: unsigned(row.attempt),
-            not_returned: false,
+            not_done: false,
         };
-        if parked.state != GiveBackState::Parked {
+        if parked.state != EsimChangeState::Parked {
             return Err(GiveBackNotResolved::NotParked(parked.state));
         }
         if seen.is_some_and(|seen| seen != row.attempt) {
             return Err(GiveBackNotResolved::Changed(row.attempt));
         }
         let event = match found {
-            GiveBackFinding::Returned => GiveBackEvent::Returned,
-            GiveBackFinding::NotReturned => GiveBackEvent::NotGivenBack,
+            GiveBackFinding::Returned => EsimChangeEvent::Done,
+            GiveBackFinding::NotReturned => EsimChangeEvent::FoundNotDone,
         };
         let resolved = parked
             .after(event)
@@ -136,7 +136,7 @@ pub async fn resolve(
             r#"SELECT resolve_give_back($1, $2, $3) AS "resolved!""#,
             topup_id.as_str(),
             row.attempt,
-            resolved.state == GiveBackState::Returned,
+            resolved.state == EsimChangeState::Done,
         );
         if !query.fetch_one(&mut **transaction).await? {
             return Err(GiveBackNotResolved::Changed(row.attempt));

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use domain::{
-    Agreed, GiveBackState, MaybeStored, PlacementState, Stored, StoredAgreed, StoredReason,
+    Agreed, EsimChangeState, MaybeStored, PlacementState, Stored, StoredAgreed, StoredReason,
     standing::{
         self, DeliveryState, EndpointState, Rows, SilentStages, Standing, Stop, UnitState,
         WebhookFacts, of_webhook,
@@ -275,7 +275,7 @@ pub struct TopupView {
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivery_due_at: Option<OffsetDateTime>,
     /// The state of its give-back; none if its partner has not asked for it.
-    pub give_back: MaybeStored<GiveBackState>,
+    pub give_back: MaybeStored<EsimChangeState>,
     /// Its last attempt.
     pub give_back_attempt: Option<i32>,
     /// Why it was refused or parked: a code, and what the provider said.

@@ -1,8 +1,8 @@
 //! What several providers had to do with a placement, and the outcome of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
-use domain::{GiveBackState, PlacementState, Reason};
-use store::esim_requests::GiveBackReason;
+use domain::{EsimChangeState, PlacementState, Reason};
+use store::esim_requests::EsimChangeReason;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
@@ -102,8 +102,8 @@ fn attempts(first: i32, last: i32) -> String {
 /// shown by its name.
 pub(super) fn give_back_reason(topup: &TopupView) -> Option<&str> {
     let name = topup.give_back_reason.as_deref()?;
-    Some(match name.parse::<GiveBackReason>() {
-        Ok(reason) => reason.told(),
+    Some(match name.parse::<EsimChangeReason>() {
+        Ok(reason) => reason.of_give_back(),
         Err(_) => name,
     })
 }
@@ -111,10 +111,10 @@ pub(super) fn give_back_reason(topup: &TopupView) -> Option<&str> {
 /// The give-back of a unit in words; `None` if its partner has not asked for it.
 pub fn give_back(topup: &TopupView) -> Option<String> {
     let state = topup.give_back.0.as_ref()?.told(|state| match state {
-        GiveBackState::Asked | GiveBackState::Sending => "is under way",
-        GiveBackState::Returned => "has ended: the provider has the eSIM back",
-        GiveBackState::Refused => "was refused, so the eSIM stays with the partner",
-        GiveBackState::Parked => {
+        EsimChangeState::Asked | EsimChangeState::Sending => "is under way",
+        EsimChangeState::Done => "has ended: the provider has the eSIM back",
+        EsimChangeState::Refused => "was refused, so the eSIM stays with the partner",
+        EsimChangeState::Parked => {
             "is on hold: find out at the provider whether it has the eSIM back"
         }
     });

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use domain::{
-    Command, GiveBackState, HistoryKind, Reason, Stored, StoredReason, standing::UnitState,
+    Command, EsimChangeState, HistoryKind, Reason, Stored, StoredReason, standing::UnitState,
 };
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
@@ -124,7 +124,7 @@ pub async fn timeline(
 /// What the row of a unit tells: when it was ready, that it was not given back, and what is due.
 fn of_unit(topup: &TopupView) -> impl Iterator<Item = StoryMoment> {
     let topup_id = &topup.topup_id;
-    let is_refused = topup.give_back.known() == Some(GiveBackState::Refused);
+    let is_refused = topup.give_back.known() == Some(EsimChangeState::Refused);
     let ready = MomentKind::Ready {
         topup_id: topup_id.clone(),
     };

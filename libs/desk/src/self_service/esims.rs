@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use domain::{GiveBackState, PartnerId, TopupId, standing::Rows};
+use domain::{EsimChangeState, PartnerId, TopupId, standing::Rows};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
@@ -14,7 +14,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    esim_requests::{GiveBackReason, Reading, UsageFailure},
+    esim_requests::{EsimChangeReason, Reading, UsageFailure},
 };
 use time::OffsetDateTime;
 
@@ -38,10 +38,10 @@ pub struct EsimRequests {
 /// A give-back as its partner sees it.
 #[derive(Clone, Debug)]
 pub struct GiveBackView {
-    pub state: GiveBackState,
+    pub state: EsimChangeState,
     pub asked_at: OffsetDateTime,
     pub ended_at: Option<OffsetDateTime>,
-    pub reason: Option<GiveBackReason>,
+    pub reason: Option<EsimChangeReason>,
     /// What the provider said.
     pub message: Option<String>,
 }
@@ -210,7 +210,7 @@ async fn make_due(
     Ok(())
 }
 
-/// Asks to give a ready unit of the partner back, by [`domain::give_back::GiveBackEvent::Ask`] if
+/// Asks to give a ready unit of the partner back, by [`domain::esim_change::EsimChangeEvent::Ask`] if
 /// it was refused before. A give-back that is under way, parked or done stays as it is.
 pub async fn ask_give_back(
     connection: &mut PgConnection,
@@ -252,7 +252,7 @@ pub async fn give_back(
                 reason,
             };
             let changed =
-                ActionChange::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
+                ActionChange::created(json!({ "give_back": EsimChangeState::Asked.as_str() }));
             actions::record(transaction, action, 1, changed).await?;
         }
         Ok(TransactionEnd::Commit(asked))

@@ -48,11 +48,11 @@ fn each(mut check: impl FnMut(&UnitFacts<'_>)) {
     let reasons: Vec<Option<ReasonCode>> = [None].into_iter().chain(reasons).collect();
     let give_backs = [
         None,
-        Some(GiveBackState::Asked),
-        Some(GiveBackState::Sending),
-        Some(GiveBackState::Returned),
-        Some(GiveBackState::Refused),
-        Some(GiveBackState::Parked),
+        Some(EsimChangeState::Asked),
+        Some(EsimChangeState::Sending),
+        Some(EsimChangeState::Done),
+        Some(EsimChangeState::Refused),
+        Some(EsimChangeState::Parked),
     ];
     let one = webhooks();
     let sets = [Vec::new()].into_iter();

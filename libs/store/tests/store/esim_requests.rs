@@ -1,5 +1,5 @@
 //! What partners ask about delivered eSIMs. Every statement that moves a give-back is executed in
-//! every state, and its effect is compared with [`GiveBack::after`].
+//! every state, and its effect is compared with [`EsimChange::after`].
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use desk::{
     self_service::{self, PartnerUnitState, esims},
 };
 use domain::{
-    GiveBackState, PartnerId, TopupId,
-    give_back::{GiveBack, GiveBackEvent},
+    EsimChangeState, PartnerId, TopupId,
+    esim_change::{EsimChange, EsimChangeEvent},
 };
 use sqlx::PgConnection;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, GiveBackReason, GiveBackSettlement, Reading, RequestClaim,
+        self, ClaimedRequest, EsimChangeReason, GiveBackSettlement, Reading, RequestClaim,
         UsageFailure,
     },
     providers::{self, StoredReport},
@@ -32,12 +32,12 @@ use crate::bench::{
 const ATTEMPT: u32 = 2;
 const MINUTE: Duration = Duration::from_mins(1);
 
-const STATES: [GiveBackState; 5] = [
-    GiveBackState::Asked,
-    GiveBackState::Sending,
-    GiveBackState::Returned,
-    GiveBackState::Refused,
-    GiveBackState::Parked,
+const STATES: [EsimChangeState; 5] = [
+    EsimChangeState::Asked,
+    EsimChangeState::Sending,
+    EsimChangeState::Done,
+    EsimChangeState::Refused,
+    EsimChangeState::Parked,
 ];
 
 impl Bench {
@@ -53,8 +53,8 @@ impl Bench {
     }
 
     /// Sets the give-back of a unit.
-    async fn put(&self, topup: &TopupId, start: GiveBack) {
-        let not_returned = if start.not_returned { "now()" } else { "NULL" };
+    async fn put(&self, topup: &TopupId, start: EsimChange) {
+        let not_returned = if start.not_done { "now()" } else { "NULL" };
         self.sql(&format!(
             "UPDATE esim_requests SET give_back = '{}', attempt = {}, not_returned_at = {not_returned},
                     ended_at = now() WHERE topup_id = '{topup}';
@@ -65,7 +65,7 @@ impl Bench {
         .await;
     }
 
-    async fn give_back(&self, topup: &TopupId) -> GiveBack {
+    async fn give_back(&self, topup: &TopupId) -> EsimChange {
         let (state, attempt, not_returned): (String, i32, bool) = sqlx::query_as(
             "SELECT give_back, attempt, not_returned_at IS NOT NULL FROM esim_requests WHERE topup_id = $1",
         )
@@ -73,7 +73,7 @@ impl Bench {
         .fetch_one(&self.pool)
         .await
         .unwrap();
-        GiveBack {
+        EsimChange {
             state: state.parse().unwrap(),
             attempt: attempt.try_into().unwrap(),
             not_returned,
@@ -176,12 +176,12 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     let kinds: Option<String> = bench.value(kinds, &topup).await;
     assert_eq!(kinds.as_deref(), Some("give_back"));
     let refused = GiveBackSettlement {
-        event: Some(GiveBackEvent::Refuse),
+        event: Some(EsimChangeEvent::Refuse),
         reason: None,
         again_in: MINUTE,
     };
     let settled = esim_requests::settle(&mut connection, &topup, &refused).await;
-    assert_eq!(settled.unwrap(), (Some(GiveBackState::Refused), true));
+    assert_eq!(settled.unwrap(), (Some(EsimChangeState::Refused), true));
     let kinds = "SELECT count(*) FROM work WHERE lane = $1";
     assert_eq!(bench.value::<i64>(kinds, &topup).await, 0);
 }
@@ -195,22 +195,21 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
     esims::ask_give_back(&mut connection, partner, &topup)
         .await
         .unwrap();
-    assert_eq!(bench.give_back(&topup).await, GiveBack::NEW);
+    assert_eq!(bench.give_back(&topup).await, EsimChange::NEW);
     let mut events = vec![
-        GiveBackEvent::Ask,
-        GiveBackEvent::Begin,
-        GiveBackEvent::Refuse,
-        GiveBackEvent::Returned,
-        GiveBackEvent::NotGivenBack,
+        EsimChangeEvent::Ask,
+        EsimChangeEvent::Begin,
+        EsimChangeEvent::Refuse,
+        EsimChangeEvent::Done,
+        EsimChangeEvent::FoundNotDone,
     ];
     for attempt in ATTEMPT - 1..=ATTEMPT + 1 {
         events.extend([
-            GiveBackEvent::Refused(attempt),
-            GiveBackEvent::Installed(attempt),
-            GiveBackEvent::NotSent(attempt),
-            GiveBackEvent::Park(attempt),
+            EsimChangeEvent::Refused(attempt),
+            EsimChangeEvent::NotSent(attempt),
+            EsimChangeEvent::Park(attempt),
         ]);
-        let look = |after_settling_delay| GiveBackEvent::NotReturned {
+        let look = |after_settling_delay| EsimChangeEvent::NotDone {
             attempt,
             after_settling_delay,
         };
@@ -218,7 +217,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
     }
     for state in STATES {
         for not_returned in [false, true] {
-            let start = GiveBack {
+            let start = EsimChange {
                 state,
                 attempt: ATTEMPT,
                 not_returned,
@@ -227,21 +226,21 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                 bench.put(&topup, start).await;
                 let expected = start.after(event).unwrap_or(start);
                 match event {
-                    GiveBackEvent::Ask => {
+                    EsimChangeEvent::Ask => {
                         esims::ask_give_back(&mut connection, partner, &topup)
                             .await
                             .unwrap();
                         // The profile is erased once the unit was given back, and then nothing is
                         // asked any more.
                     }
-                    GiveBackEvent::Begin => {
+                    EsimChangeEvent::Begin => {
                         let begun = esim_requests::begin(&mut connection, &topup, start)
                             .await
                             .unwrap();
                         let is_begun = expected.attempt > ATTEMPT;
                         assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
                     }
-                    GiveBackEvent::NotGivenBack => {
+                    EsimChangeEvent::FoundNotDone => {
                         let resolved = give_backs::resolve(
                             &mut connection,
                             &topup,
@@ -249,7 +248,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                             None,
                             applied(),
                         );
-                        let is_parked = state == GiveBackState::Parked;
+                        let is_parked = state == EsimChangeState::Parked;
                         assert_eq!(resolved.await.is_ok(), is_parked, "{start:?}");
                         // A dropped transaction is rolled back before the next statement.
                         execute(&mut connection, "SELECT 1").await;
@@ -257,7 +256,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                     _ => {
                         let settlement = GiveBackSettlement {
                             event: Some(event),
-                            reason: Some((GiveBackReason::Refused, Some("why".to_owned()))),
+                            reason: Some((EsimChangeReason::Refused, Some("why".to_owned()))),
                             again_in: MINUTE,
                         };
                         let (now, moved) =
@@ -268,7 +267,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         assert_eq!(moved, start.after(event).is_ok(), "{start:?} {event:?}");
                         assert_eq!(
                             bench.is_returned(&topup).await,
-                            moved && expected.state == GiveBackState::Returned,
+                            moved && expected.state == EsimChangeState::Done,
                             "{start:?} {event:?}"
                         );
                     }
@@ -281,7 +280,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                 );
                 let is_open = !expected.state.is_over();
                 assert!(
-                    !is_open || stored.not_returned == expected.not_returned,
+                    !is_open || stored.not_done == expected.not_done,
                     "{start:?} {event:?}"
                 );
                 // An erased unit is not asked about, so the next round begins with a profile again.
@@ -481,9 +480,9 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         .await;
     assert_eq!(left, 0, "they are not due again");
     for (topup, state) in [
-        (asked, GiveBackState::Refused),
-        (sending, GiveBackState::Parked),
-        (strange, GiveBackState::Parked),
+        (asked, EsimChangeState::Refused),
+        (sending, EsimChangeState::Parked),
+        (strange, EsimChangeState::Parked),
     ] {
         let row = esims::requests(&mut connection, partner, topup)
             .await
@@ -493,7 +492,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         let give_back = row.give_back.unwrap();
         assert_eq!(
             (give_back.state, give_back.reason),
-            (state, Some(GiveBackReason::Unreadable)),
+            (state, Some(EsimChangeReason::Unreadable)),
             "{topup}"
         );
         assert!(give_back.ended_at.is_some() && give_back.message.is_some());
@@ -520,10 +519,10 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     esims::ask_give_back(&mut connection, partner, &topup)
         .await
         .unwrap();
-    let parked = GiveBack {
-        state: GiveBackState::Parked,
+    let parked = EsimChange {
+        state: EsimChangeState::Parked,
         attempt: 1,
-        not_returned: false,
+        not_done: false,
     };
     bench.put(&topup, parked).await;
     // A sentence says first of all if a stage is silent.
@@ -548,8 +547,8 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         sentence.contains("is being given back at your request: we are clarifying"),
         "{sentence}"
     );
-    let sending = GiveBack {
-        state: GiveBackState::Sending,
+    let sending = EsimChange {
+        state: EsimChangeState::Sending,
         ..parked
     };
     bench.put(&topup, sending).await;

@@ -18,7 +18,7 @@ use desk::{
     self_service,
 };
 use domain::{
-    Agreed, GiveBackState, MaybeStored, PlacementState, Reason, Stored, StoredReason,
+    Agreed, EsimChangeState, MaybeStored, PlacementState, Reason, Stored, StoredReason,
     reason::ReasonCode,
     standing::{
         DeliveryState, EndpointState, Hold, NextActor, ShownState, Standing, Stop, UnitState,
@@ -312,10 +312,10 @@ fn all() -> Vec<(String, OrderView)> {
     }
     add("returned".into(), order(UnitState::Returned, None));
     for state in [
-        GiveBackState::Asked,
-        GiveBackState::Sending,
-        GiveBackState::Parked,
-        GiveBackState::Refused,
+        EsimChangeState::Asked,
+        EsimChangeState::Sending,
+        EsimChangeState::Parked,
+        EsimChangeState::Refused,
     ] {
         let name: &str = state.into();
         let mut one = sent(WEBHOOKS[0]);

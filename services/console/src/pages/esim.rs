@@ -7,7 +7,7 @@ use desk::{
     operator::orders::{self, OrderView},
     self_service::esims::{self, EsimRequests},
 };
-use domain::{Command, GiveBackState, PartnerId, TopupId};
+use domain::{Command, EsimChangeState, PartnerId, TopupId};
 use pg::{
     PgConnection,
     actions::{self, Actor},
@@ -137,7 +137,7 @@ fn forms(
     }
     });
     let state = asked.give_back.as_ref().map(|one| one.state);
-    let may_ask = matches!(state, None | Some(GiveBackState::Refused));
+    let may_ask = matches!(state, None | Some(EsimChangeState::Refused));
     let give_back = (session.may(OperatorRole::Operator) && can.give_back && may_ask).then(|| ReasonForm {
         consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed. If it does, \
                       nobody can use the eSIM any more, and its code is erased here. Ask the partner first."

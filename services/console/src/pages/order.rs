@@ -14,8 +14,8 @@ use desk::operator::{
     words::noun,
 };
 use domain::{
-    Agreed, GiveBackState, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
-    standing::DeliveryState,
+    Agreed, EsimChangeState, OrderId, PlacementId, PlacementState, WebhookId,
+    placement::Resolution, standing::DeliveryState,
 };
 use pg::{PgConnection, actions::Mode};
 use store::deliveries::{
@@ -417,7 +417,7 @@ pub(super) fn unit_row(
         facts: facts(unit),
         webhooks: sent(order, unit, endpoints, session),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
-        resolve: unit.give_back.known() == Some(GiveBackState::Parked)
+        resolve: unit.give_back.known() == Some(EsimChangeState::Parked)
             && session.may(OperatorRole::Operator),
         delivery: unit.topup_id.clone(),
         seen: format!(

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use desk::operator::give_backs::{
     self, GiveBackFinding, GiveBackNotResolved, ListedGiveBack, ResolvedGiveBack,
 };
-use domain::{GiveBackState, TopupId};
+use domain::{EsimChangeState, TopupId};
 use pg::actions::Mode;
 use serde_json::json;
 
@@ -135,7 +135,7 @@ fn describe(resolved: &ResolvedGiveBack, is_preview: bool) -> String {
     let ResolvedGiveBack { topup_id, state } = resolved;
     let verb = if is_preview { "will be" } else { "is" };
     match state {
-        GiveBackState::Returned => format!(
+        EsimChangeState::Done => format!(
             "topup {topup_id} {verb} given back: its fields are erased here, and nobody can install it"
         ),
         _ => format!("topup {topup_id} {verb} not given back: it stays with the partner"),

@@ -18,9 +18,9 @@ use desk::{
         esims::{self, EsimRequests, GiveBackView},
     },
 };
-use domain::{GiveBackState, TopupId};
+use domain::{EsimChangeState, TopupId};
 use serde::Serialize;
-use store::esim_requests::{GiveBackReason, Reading, UsageFailure};
+use store::esim_requests::{EsimChangeReason, Reading, UsageFailure};
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;
@@ -104,7 +104,7 @@ impl<'a> UsageResponse<'a> {
 /// `returned` (nobody can install it any more) or `refused` (it stays yours).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = GiveBackState)]
+#[schema(as = EsimChangeState)]
 enum State {
     /// You have not asked for it.
     NotAsked,
@@ -140,10 +140,10 @@ struct GivenBack<'a> {
 impl<'a> GivenBack<'a> {
     fn new(topup_id: &'a TopupId, asked: Option<&GiveBackView>) -> Self {
         let state = asked.map_or(State::NotAsked, |asked| match asked.state {
-            GiveBackState::Asked | GiveBackState::Sending => State::UnderWay,
-            GiveBackState::Parked => State::OnHold,
-            GiveBackState::Returned => State::Returned,
-            GiveBackState::Refused => State::Refused,
+            EsimChangeState::Asked | EsimChangeState::Sending => State::UnderWay,
+            EsimChangeState::Parked => State::OnHold,
+            EsimChangeState::Done => State::Returned,
+            EsimChangeState::Refused => State::Refused,
         });
         let refusal = asked.filter(|_| state == State::Refused).map(refusal);
         Self {
@@ -160,14 +160,14 @@ impl<'a> GivenBack<'a> {
 /// The code and the message of a refused give-back.
 fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
     let code = match refused.reason {
-        Some(GiveBackReason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
-        Some(GiveBackReason::Installed) => ErrorCode::EsimInstalled,
-        Some(GiveBackReason::Refused) => ErrorCode::GiveBackRefused,
+        Some(EsimChangeReason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
+        Some(EsimChangeReason::Installed) => ErrorCode::EsimInstalled,
+        Some(EsimChangeReason::Refused) => ErrorCode::GiveBackRefused,
         Some(
-            GiveBackReason::Unreachable
-            | GiveBackReason::Unknown
-            | GiveBackReason::Resolved
-            | GiveBackReason::Unreadable,
+            EsimChangeReason::Unreachable
+            | EsimChangeReason::Unknown
+            | EsimChangeReason::Resolved
+            | EsimChangeReason::Unreadable,
         )
         | None => ErrorCode::GiveBackFailed,
     };
@@ -295,7 +295,7 @@ pub(super) async fn give_back(
 ) -> Result<Response, ApiError> {
     let before = read(&session, &id).await?;
     let state = before.give_back.as_ref().map(|asked| asked.state);
-    if matches!(state, None | Some(GiveBackState::Refused)) {
+    if matches!(state, None | Some(EsimChangeState::Refused)) {
         delivered(&before)?;
         let rates = session.gate().admission.rates.of(&session.partner);
         rates.count_esim_request()?;
@@ -313,12 +313,12 @@ pub(super) async fn give_back(
         return Err(ErrorCode::TopupErased.into());
     };
     match asked.state {
-        GiveBackState::Returned => Ok(json(StatusCode::OK, &GivenBack::new(&id, Some(asked)))),
-        GiveBackState::Refused => {
+        EsimChangeState::Done => Ok(json(StatusCode::OK, &GivenBack::new(&id, Some(asked)))),
+        EsimChangeState::Refused => {
             let (code, message) = refusal(asked);
             Err(ApiError::Plain { code, message })
         }
-        GiveBackState::Asked | GiveBackState::Sending | GiveBackState::Parked => Ok(json(
+        EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Parked => Ok(json(
             StatusCode::ACCEPTED,
             &GivenBack::new(&id, Some(asked)),
         )),

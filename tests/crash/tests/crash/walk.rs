@@ -134,7 +134,7 @@ impl Walk {
     pub fn gives_back(point: &Point) -> bool {
         matches!(
             point.effect,
-            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitReturned
+            Effect::CommitEsimAttempt | Effect::GiveBack | Effect::CommitEsimOutcome
         )
     }
 
@@ -143,7 +143,7 @@ impl Walk {
         match point.effect {
             // The last two: a call without a token says nothing of the provider's health, so too
             // few calls fail.
-            Effect::CommitGiveBack
+            Effect::CommitEsimAttempt
             | Effect::GiveBack
             | Effect::CommitHint
             | Effect::CommitHealth

@@ -1,7 +1,7 @@
 //! The state of an order in one sentence, for its partner.
 
 use domain::{
-    GiveBackState,
+    EsimChangeState,
     reason::ReasonCode,
     standing::{EndpointState, Hold, Standing},
 };
@@ -170,7 +170,7 @@ fn bought_by(order: &OrderView, units: &[&TopupView]) -> i32 {
 
 /// That the provider did not take units back, if the partner has asked for that.
 fn not_given_back(order: &OrderView) -> Option<String> {
-    let is_refused = |one: &&TopupView| one.give_back.known() == Some(GiveBackState::Refused);
+    let is_refused = |one: &&TopupView| one.give_back.known() == Some(EsimChangeState::Refused);
     let refused: Vec<&TopupView> = order.topups.iter().filter(is_refused).collect();
     let mut reasons: Vec<&str> = refused
         .iter()

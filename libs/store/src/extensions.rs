@@ -1,0 +1,343 @@
+//! Extensions of delivered eSIMs, for the provisioner: it claims the open ones of its provider,
+//! which are rows of `work` with the kind `extend`, and records what becomes of them. Ingress
+//! stores them (`desk::self_service::extensions`), and operators resolve parked ones.
+//!
+//! Guarantees: an extension moves by [`domain::esim_change`] only, because each statement reads the
+//! row under its lock and asks that function for the next state. An attempt is recorded together
+//! with the baseline of the eSIM ([`begin`]) before the provider is called, so whoever looks for
+//! its effect compares with what was true just before it. The partner is told of the outcome by
+//! triggers, in the transaction that records it.
+//!
+//! A lease saves double effort and guarantees nothing: two processes may look for an extension, but
+//! only the one that recorded an attempt sends it.
+
+use std::time::Duration;
+
+use accounts::profile::SealedProfile;
+use domain::{
+    EsimChangeState, ExtensionId, Iccid, OrderId, PartnerId, TopupId,
+    esim_change::{EsimChange, EsimChangeEvent},
+    extension::Baseline,
+};
+use pg::{Error, Result, TransactionEnd, age, seconds, transaction, unsigned};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::esim_requests::{EsimChangeReason, RequestClaim};
+
+/// The name of a state in the table. It is that of a give-back, but for the good end.
+pub fn state_name(state: EsimChangeState) -> &'static str {
+    match state {
+        EsimChangeState::Done => "added",
+        other => other.as_str(),
+    }
+}
+
+/// The state of this name.
+pub fn state_named(name: &str) -> Result<EsimChangeState> {
+    match name {
+        "added" => Ok(EsimChangeState::Done),
+        "returned" => Err(Error::Unreadable("the state of an extension".into())),
+        other => Ok(other.parse()?),
+    }
+}
+
+/// An extension that needs work now.
+#[derive(Clone, Debug)]
+pub struct ClaimedExtension {
+    /// The row of `work`.
+    pub id: Uuid,
+    pub extension_id: ExtensionId,
+    pub topup_id: TopupId,
+    pub order_id: OrderId,
+    pub partner_id: PartnerId,
+    /// The provider's id of the unit.
+    pub unit_id: String,
+    pub iccid: Iccid,
+    /// The package that is added.
+    pub provider_option_id: String,
+    pub now: EsimChange,
+    /// What was true before the last attempt.
+    pub baseline: Baseline,
+    /// The time since the partner asked for it.
+    pub asked_age: Duration,
+    /// The time since its last attempt was recorded.
+    pub attempt_age: Duration,
+}
+
+/// Claims those of the rows of `work` that are due, and leases them, as
+/// [`crate::esim_requests::claim`] does. One that cannot be read is [set aside](set_aside).
+pub async fn claim(
+    connection: &mut PgConnection,
+    provider: &str,
+    rows: &[Uuid],
+    lease: Duration,
+    claim: RequestClaim,
+) -> Result<Vec<ClaimedExtension>> {
+    let query = sqlx::query_as!(
+        Row,
+        r#"WITH free AS MATERIALIZED (
+               SELECT id, lane AS topup_id FROM work
+               WHERE id = ANY ($2) AND kind = 'extend' AND provider = $1 AND at <= now()
+                 AND ($4 OR NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until IS NOT NULL))
+               ORDER BY id FOR UPDATE SKIP LOCKED
+           ), known AS MATERIALIZED (
+               SELECT free.id, x.* FROM free JOIN extensions x ON x.topup_id = free.topup_id
+               WHERE x.topup_id = ANY (ARRAY (SELECT topup_id FROM free)) AND x.state IN ('asked', 'sending', 'parked')
+               FOR UPDATE OF x SKIP LOCKED
+           ), open AS MATERIALIZED (
+               SELECT * FROM known WHERE state <> 'parked'
+           ), leased AS (
+               UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
+           ), done AS (
+               DELETE FROM work
+               WHERE id = ANY (ARRAY (SELECT id FROM known WHERE state = 'parked'
+                                      UNION ALL
+                                      SELECT id FROM free
+                                      WHERE (SELECT true FROM extensions x
+                                             WHERE x.topup_id = free.topup_id AND x.state IN ('asked', 'sending', 'parked'))
+                                            IS NULL))
+           )
+           SELECT l.id AS "id!", l.extension_id AS "extension_id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!",
+                  CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
+                  CASE WHEN e.provider = $1 AND l.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
+                  CASE WHEN e.provider = $1 AND l.provider = $1 THEN e.iccid END AS "iccid?",
+                  l.provider_option_id AS "provider_option_id!", l.state AS "state!", l.attempt AS "attempt!",
+                  l.not_added_at IS NOT NULL AS "not_added!", l.baseline::text AS "baseline?",
+                  extract(epoch FROM now() - l.asked_at)::float8 AS "asked_age!",
+                  coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
+           FROM open l
+           LEFT JOIN esims e ON e.topup_id = l.topup_id
+           LEFT JOIN topups t ON t.topup_id = l.topup_id
+           LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
+        provider,
+        rows,
+        seconds(lease),
+        claim == RequestClaim::Probe,
+    );
+    let mut claimed = Vec::new();
+    for row in query.fetch_all(&mut *connection).await? {
+        let id = ExtensionId::from(row.extension_id);
+        match read(row) {
+            Ok(one) => claimed.push(one),
+            // The others must not wait for it. Its lease ends, and the next claim tries again.
+            Err(error) => {
+                if let Err(error) = set_aside(connection, id, &error.to_string()).await {
+                    tracing::warn!(extension.id = %id, %error, "an extension cannot be set aside");
+                }
+            }
+        }
+    }
+    Ok(claimed)
+}
+
+/// A row of [`claim`].
+struct Row {
+    id: Uuid,
+    extension_id: Uuid,
+    topup_id: String,
+    partner_id: Uuid,
+    order_id: Option<Uuid>,
+    provider_unit_id: Option<String>,
+    iccid: Option<String>,
+    provider_option_id: String,
+    state: String,
+    attempt: i32,
+    not_added: bool,
+    baseline: Option<String>,
+    asked_age: f64,
+    attempt_age: f64,
+}
+
+fn read(row: Row) -> Result<ClaimedExtension> {
+    let missing = || Error::Unreadable("its eSIM, of which a part is missing".into());
+    let baseline = match &row.baseline {
+        Some(text) => serde_json::from_str(text)
+            .map_err(|error| Error::Unreadable(format!("its baseline: {error}")))?,
+        None => Baseline::default(),
+    };
+    Ok(ClaimedExtension {
+        id: row.id,
+        extension_id: row.extension_id.into(),
+        topup_id: row.topup_id.try_into()?,
+        order_id: row.order_id.ok_or_else(missing)?.into(),
+        partner_id: row.partner_id.into(),
+        unit_id: row.provider_unit_id.ok_or_else(missing)?,
+        iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
+            .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        provider_option_id: row.provider_option_id,
+        now: EsimChange {
+            state: state_named(&row.state)?,
+            attempt: unsigned(row.attempt),
+            not_done: row.not_added,
+        },
+        baseline,
+        asked_age: age(row.asked_age),
+        attempt_age: age(row.attempt_age),
+    })
+}
+
+/// Ends the work on a row that cannot be read, for example because it is damaged or a newer version
+/// has written it. An extension of which nothing was sent is refused, because that is certain; any
+/// other one is parked for an operator.
+pub async fn set_aside(connection: &mut PgConnection, id: ExtensionId, why: &str) -> Result<()> {
+    tracing::error!(
+        extension.id = %id,
+        why,
+        "an extension of a delivered eSIM is set aside, because its row cannot be read"
+    );
+    let name: &str = EsimChangeReason::Unreadable.into();
+    let statement = sqlx::query!(
+        "WITH done AS (
+             DELETE FROM work
+             WHERE id IN (SELECT derived_id('extend', x.topup_id) FROM extensions x WHERE x.extension_id = $1)
+         )
+         UPDATE extensions
+         SET state = CASE WHEN state = 'asked' THEN 'refused' ELSE 'parked' END, reason = $2, message = $3, ended_at = now()
+         WHERE extension_id = $1 AND state NOT IN ('added', 'refused', 'parked')",
+        id.uuid(),
+        name,
+        why,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Records the next attempt of an extension with what is true of the eSIM before it, and returns
+/// its number. `None` means that the extension has changed since it was read, so this caller must
+/// not send anything.
+pub async fn begin(
+    connection: &mut PgConnection,
+    id: ExtensionId,
+    read: EsimChange,
+    baseline: &Baseline,
+) -> Result<Option<u32>> {
+    let Ok(begun) = read.after(EsimChangeEvent::Begin) else {
+        return Ok(None);
+    };
+    let baseline =
+        serde_json::to_string(baseline).map_err(|error| Error::Unreadable(error.to_string()))?;
+    let statement = sqlx::query!(
+        "UPDATE extensions
+         SET state = $2, attempt = $3, attempted_at = now(), not_added_at = NULL, baseline = $6::text::jsonb
+         WHERE extension_id = $1 AND state = $4 AND attempt = $5",
+        id.uuid(),
+        state_name(begun.state),
+        pg::signed(begun.attempt),
+        state_name(read.state),
+        pg::signed(read.attempt),
+        baseline,
+    );
+    let moved = statement.execute(connection).await?.rows_affected() > 0;
+    Ok(moved.then_some(begun.attempt))
+}
+
+/// What a settlement of an extension says beside its event.
+#[derive(Clone, Debug, Default)]
+pub struct ExtensionSettlement {
+    /// `None` if nothing is known, so that only the time of the next look changes.
+    pub event: Option<EsimChangeEvent>,
+    /// Why it is refused or parked, and what the provider said: one short line.
+    pub reason: Option<(EsimChangeReason, Option<String>)>,
+    /// The provider's own id of it.
+    pub reference: Option<String>,
+    /// The profile of another eSIM, which the provider has sold instead.
+    pub profile: Option<(Iccid, SealedProfile)>,
+    /// When the extension is looked at next if it is not over.
+    pub again_in: Duration,
+}
+
+/// Moves an extension by an event, and sets the time of its next look. Returns its state now, and
+/// whether the event has changed it. With a new profile the topup gets that, and its webhooks are
+/// due again; one whose code another topup has parks the extension instead, because one of the two
+/// must be wrong.
+pub async fn settle(
+    connection: &mut PgConnection,
+    id: ExtensionId,
+    settlement: &ExtensionSettlement,
+) -> Result<(Option<EsimChangeState>, bool)> {
+    transaction!(connection, "extensions::settle", |transaction| {
+        // The order is locked first, as by a question of its partner, so that no erasure and no
+        // archive misses the event that follows.
+        let query = sqlx::query!(
+            r#"SELECT x.topup_id, x.state, x.attempt, x.not_added_at IS NOT NULL AS "not_added!"
+               FROM keep_order_of_extension($1) kept JOIN extensions x ON x.extension_id = kept
+               FOR UPDATE OF x"#,
+            id.uuid(),
+        );
+        let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+            return Ok(TransactionEnd::Rollback((None, false)));
+        };
+        let before = EsimChange {
+            state: state_named(&row.state)?,
+            attempt: unsigned(row.attempt),
+            not_done: row.not_added,
+        };
+        let mut event = settlement.event;
+        let mut reason = settlement.reason.clone();
+        if let (Some(EsimChangeEvent::Done), Some((_, profile))) = (event, &settlement.profile) {
+            let query = sqlx::query_scalar!(
+                r#"SELECT EXISTS (SELECT FROM esims WHERE code_digest = $2 AND topup_id <> $1) AS "taken!""#,
+                row.topup_id,
+                profile.code_digest.as_deref(),
+            );
+            if query.fetch_one(&mut **transaction).await? {
+                event = Some(EsimChangeEvent::Park(before.attempt));
+                let said = "the new activation code is that of another topup".to_owned();
+                reason = Some((EsimChangeReason::Unknown, Some(said)));
+            }
+        }
+        let after = event.and_then(|event| before.after(event).ok());
+        let now = after.unwrap_or(before);
+        let is_done = after.is_some() && now.state == EsimChangeState::Done;
+        let profile = settlement.profile.as_ref().filter(|_| is_done);
+        if let Some((iccid, profile)) = profile {
+            let statement = sqlx::query!(
+                "UPDATE esims SET iccid = $2, profile = $3, code_digest = $4
+                 WHERE topup_id = $1 AND ready_at IS NOT NULL AND erased_at IS NULL AND returned_at IS NULL",
+                row.topup_id,
+                iccid.as_str(),
+                &profile.sealed,
+                profile.code_digest.as_deref(),
+            );
+            statement.execute(&mut **transaction).await?;
+        }
+        let name = |reason: EsimChangeReason| -> &'static str { reason.into() };
+        let statement = sqlx::query!(
+            "UPDATE extensions
+             SET state = $2,
+                 not_added_at = CASE WHEN $3 THEN coalesce(not_added_at, now()) END,
+                 reason = CASE WHEN $4 THEN $5 ELSE reason END,
+                 message = CASE WHEN $4 THEN $6 ELSE message END,
+                 ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END,
+                 reference = coalesce($8, reference),
+                 has_new_profile = has_new_profile OR $9
+             WHERE extension_id = $1",
+            id.uuid(),
+            state_name(now.state),
+            now.not_done,
+            after.is_some() && now.state.is_over(),
+            reason.as_ref().map(|(reason, _)| name(*reason)),
+            reason.as_ref().and_then(|(_, message)| message.as_deref()),
+            now.state.is_over(),
+            settlement.reference.as_deref(),
+            profile.is_some(),
+        );
+        statement.execute(&mut **transaction).await?;
+        let again_in = (!now.state.is_over()).then_some(settlement.again_in);
+        let statement = sqlx::query!(
+            "WITH over AS (
+                 DELETE FROM work WHERE id = derived_id('extend', $1) AND $2::float8 IS NULL
+             )
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT derived_id('extend', topup_id), 'extend', provider, topup_id, partner_id, now() + make_interval(secs => $2)
+             FROM extensions WHERE extension_id = $3 AND $2 IS NOT NULL
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+            row.topup_id,
+            again_in.map(seconds),
+            id.uuid(),
+        );
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
+    })
+}
