@@ -22,6 +22,9 @@ pub type PartnerId = Id<kind::PartnerMarker>;
 pub type OrderId = Id<kind::OrderMarker>;
 /// Identifies a placement. It is the order id at the provider, the same in every attempt.
 pub type PlacementId = Id<kind::PlacementMarker>;
+/// Identifies an extension of a delivered eSIM. It is our id at the provider, the same in every
+/// attempt.
+pub type ExtensionId = Id<kind::ExtensionMarker>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::OptionMarker>;
 
@@ -43,6 +46,8 @@ pub mod kind {
     pub enum OrderMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum PlacementMarker {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ExtensionMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum OptionMarker {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -18,6 +18,7 @@ mod endpoint_key;
 pub mod esim_change;
 pub mod esim_use;
 pub mod event;
+pub mod extension;
 mod history;
 pub mod ids;
 pub mod lane;
@@ -41,8 +42,8 @@ pub use esim_change::EsimChangeState;
 pub use esim_use::Reading;
 pub use history::HistoryKind;
 pub use ids::{
-    DeliveryId, EndpointId, Id, KeyId, OptionId, OrderId, PartnerId, PlacementId, option_of,
-    sandbox_option,
+    DeliveryId, EndpointId, ExtensionId, Id, KeyId, OptionId, OrderId, PartnerId, PlacementId,
+    option_of, sandbox_option,
 };
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile, KnownIccid, is_separator};

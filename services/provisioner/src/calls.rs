@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use domain::extension::Baseline;
 use pipeline::{Effect, perform};
 use runtime::clock::Moment;
 use tokio::time::timeout_at;
@@ -19,7 +20,8 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, Heard, LookUp, LookUpRequest,
+        Balance, BeforeExtension, DeliveredEsim, EsimStatus, ExtendResponse, Extension,
+        ExtensionOffer, ExtensionSeen, GiveBackResponse, Heard, LookUp, LookUpRequest,
         LookUpResponse, Provider, Purchase, PurchaseResponse, Trouble,
     },
     rate::Rate,
@@ -131,14 +133,8 @@ impl Calls {
     /// Asks for the state of a delivered eSIM. Its turn comes behind the calls of orders. Like
     /// [`Self::balance`], it opens no breaker. It closes one only if it is the probe.
     pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
-        self.rate.turn_behind().await;
-        let breaker_version = self.breaker.version_at_begin();
-        let status = within(self.longest(), self.provider.status(esim));
-        let response = self.timed("status", status, |_| "answered").await;
-        if matches!(response, Ok(_) | Err(Trouble::Busy { .. })) {
-            self.breaker.responded_to_probe(breaker_version).await;
-        }
-        response
+        let asking = self.provider.status(esim);
+        self.ask_behind("status", asking, |_| "answered").await
     }
 
     /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after
@@ -162,6 +158,79 @@ impl Calls {
             GiveBackResponse::Refused(_) => "refused",
         });
         Some(given_back.await)
+    }
+
+    /// Asks what can be added to a delivered eSIM. It counts like [`Self::status`].
+    pub async fn offers(
+        &self,
+        esim: &DeliveredEsim,
+    ) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
+        let asking = self.provider.offers(esim);
+        self.ask_behind("offers", asking, |_| "answered").await
+    }
+
+    /// Reads the baseline of an extension. It counts like [`Self::status`].
+    pub async fn before_extension(
+        &self,
+        extension: &Extension,
+    ) -> Result<BeforeExtension, Trouble> {
+        let asking = self.provider.before_extension(extension);
+        let outcome = |before: &BeforeExtension| match before {
+            BeforeExtension::Possible(_) => "answered",
+            BeforeExtension::Refused(_) => "refused",
+        };
+        self.ask_behind("before_extension", asking, outcome).await
+    }
+
+    /// Buys an extension. As with [`Self::give_back`], `None` means that nothing was sent, because
+    /// its turn came after `send_by` or the breaker is not closed, and it opens no breaker.
+    pub async fn extend(&self, extension: &Extension) -> Option<Result<ExtendResponse, Trouble>> {
+        let send_by = extension.send_by;
+        let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
+        if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
+            return None;
+        }
+        let extending = perform(Effect::Extend, self.provider.extend(extension));
+        let timeout = self.provider.purchase_timeout(self.timeout);
+        let extending = within((send_by + timeout).monotonic, extending);
+        let extended = self.timed("extend", extending, |response| match response {
+            ExtendResponse::Added(_) => "added",
+            ExtendResponse::Refused { .. } => "refused",
+        });
+        Some(extended.await)
+    }
+
+    /// Looks for an extension. It counts like [`Self::status`].
+    pub async fn find_extension(
+        &self,
+        extension: &Extension,
+        baseline: &Baseline,
+    ) -> Result<ExtensionSeen, Trouble> {
+        let looking = self.provider.find_extension(extension, baseline);
+        let outcome = |seen: &ExtensionSeen| match seen {
+            ExtensionSeen::Added(_) => "found",
+            ExtensionSeen::NotAdded => "not_found",
+            ExtensionSeen::Refused { .. } => "refused",
+        };
+        self.ask_behind("find_extension", looking, outcome).await
+    }
+
+    /// Asks something about a delivered eSIM, whose turn comes behind the calls of orders. It opens
+    /// no breaker, and closes one only if it is the probe.
+    async fn ask_behind<T>(
+        &self,
+        call: &'static str,
+        asking: impl Future<Output = Result<T, Trouble>>,
+        outcome: fn(&T) -> &'static str,
+    ) -> Result<T, Trouble> {
+        self.rate.turn_behind().await;
+        let breaker_version = self.breaker.version_at_begin();
+        let asking = within(self.longest(), asking);
+        let response = self.timed(call, asking, outcome).await;
+        if matches!(response, Ok(_) | Err(Trouble::Busy { .. })) {
+            self.breaker.responded_to_probe(breaker_version).await;
+        }
+        response
     }
 
     /// Awaits a call, and reports its duration and its result to the metrics, unless nothing was
@@ -301,6 +370,7 @@ mod tests {
                 cancel: false,
                 give_back: false,
                 usage: false,
+                extend: None,
                 balance: false,
                 catalogue: false,
                 purchases: false,

@@ -4,6 +4,7 @@
 mod account;
 mod airalo;
 mod esim_access;
+mod extension;
 mod http;
 mod known;
 mod lists;
@@ -15,6 +16,10 @@ mod usimsa;
 mod zendit;
 
 pub use account::{AccountSetting, ProviderAccount};
+pub use extension::{
+    AddedExtension, BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen,
+    FindExtension, ProviderProfile,
+};
 pub use known::Accounts;
 pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, UnsuitableProduct};
 #[cfg(test)]

@@ -211,12 +211,9 @@ fn check_units(units: &[ProviderUnit]) {
     for unit in units {
         check_line(unit.unit_id.as_str());
         assert!(unit.unit_id.as_str().is_ascii());
-        if let ProviderUnitState::Ready {
-            expired_date, code, ..
-        } = &unit.state
-        {
-            assert_eq!(expired_date.len(), 10);
-            assert!(ActivationCode::parse(&code.download_link()).is_ok());
+        if let ProviderUnitState::Ready(profile) = &unit.state {
+            assert_eq!(profile.expired_date.len(), 10);
+            assert!(ActivationCode::parse(&profile.code.download_link()).is_ok());
         }
     }
 }

@@ -554,6 +554,7 @@ impl ProviderFacts for Airalo {
             cancel: false,
             give_back: false,
             usage: true,
+            extend: None,
             balance: true,
             catalogue: true,
             purchases: true,

@@ -240,6 +240,7 @@ impl ProviderFacts for EsimAccess {
             cancel: true,
             give_back: true,
             usage: true,
+            extend: None,
             balance: true,
             catalogue: true,
             purchases: true,

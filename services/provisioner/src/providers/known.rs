@@ -136,7 +136,7 @@ mod tests {
     use domain::cut::{Cut, cut};
 
     use super::*;
-    use crate::providers::{CallLimits, Capabilities, LookUp, Provider};
+    use crate::providers::{CallLimits, Capabilities, FindExtension, LookUp, Provider};
 
     const BEGIN: &str = "<!-- Made from the adapters: UPDATE_DOCS=1 tests/run test -- -p provisioner the_table -->\n";
     const END: &str = "<!-- end -->\n";
@@ -197,6 +197,7 @@ mod tests {
                 cancel,
                 give_back,
                 usage,
+                extend,
                 balance,
                 catalogue,
                 purchases,
@@ -204,6 +205,11 @@ mod tests {
             let look_up = match look_up {
                 LookUp::Exact => "exact",
                 LookUp::ById | LookUp::Search => "proves no absence",
+            };
+            let extend = match extend {
+                None => "no",
+                Some(FindExtension::Exact) => "exact",
+                Some(FindExtension::ById | FindExtension::ByDifference) => "proves no absence",
             };
             [
                 ("", known.name.to_owned()),
@@ -218,6 +224,7 @@ mod tests {
                 ("cancel a unit without a profile", yes_or_no(cancel)),
                 ("give back a delivered eSIM", yes_or_no(give_back)),
                 ("data use of an eSIM", yes_or_no(usage)),
+                ("extend a delivered eSIM", extend.to_owned()),
                 ("balance", yes_or_no(balance)),
                 ("catalogue with prices", yes_or_no(catalogue)),
                 ("list of purchases", yes_or_no(purchases)),

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::ReasonCode};
+use domain::{Iccid, InvalidProfile, PlacementId, Reason, extension::Baseline, reason::ReasonCode};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::header::HeaderMap;
 use runtime::clock::Moment;
@@ -20,6 +20,10 @@ use signing::CallbackToken;
 use store::esim_requests::Reading;
 
 use super::{
+    extension::{
+        BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen, FindExtension,
+        ProviderProfile,
+    },
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     text::ProviderId,
 };
@@ -81,6 +85,9 @@ pub struct Capabilities {
     /// The provider shows the state of an eSIM: how much of its data is used, and, if it takes
     /// eSIMs back, whether this one is installed or given back.
     pub usage: bool,
+    /// Data or days can be added to a delivered eSIM, and this is how it is found out whether that
+    /// was done; `None` if the provider adds nothing.
+    pub extend: Option<FindExtension>,
     /// The provider shows how much money is left in our account.
     pub balance: bool,
     /// The provider lists what it sells, with prices.
@@ -161,7 +168,7 @@ impl BoughtUnits {
             && self
                 .units
                 .iter()
-                .all(|unit| matches!(unit.state, ProviderUnitState::Ready { .. }))
+                .all(|unit| matches!(unit.state, ProviderUnitState::Ready(_)))
     }
 }
 
@@ -356,18 +363,7 @@ pub struct ProviderUnit {
 pub enum ProviderUnitState {
     /// No usable profile yet.
     Pending,
-    Ready {
-        iccid: Iccid,
-        code: ActivationCode,
-        /// The provider gives this code to other eSIMs, too, because our account is in its test
-        /// mode. Such a code installs nothing.
-        is_code_shared: bool,
-        /// The last day on which the eSIM can still be started, `YYYY-MM-DD`, a real day. This is
-        /// one rule for all providers: where the provider says it, it is that day, in UTC, and
-        /// otherwise a day until which its eSIMs can usually be started. When the plan of the
-        /// eSIM ends follows from its start, so it is no part of a profile.
-        expired_date: String,
-    },
+    Ready(ProviderProfile),
     /// The provider has sent a profile that cannot be delivered.
     Unreadable(ProfileFault),
     /// The unit will never have a profile, with the reason.
@@ -726,6 +722,38 @@ pub(crate) trait Adapter: ProviderFacts {
     ) -> impl Future<Output = Result<GiveBackResponse, Trouble>> + Send {
         undeclared("this provider takes no eSIM back")
     }
+    /// What can be added to a delivered eSIM now; `None` if the provider has no such list, so that
+    /// only our catalogue says it. Like the next three, it is called only if
+    /// [`Capabilities::extend`] is declared.
+    fn offers(
+        &self,
+        _esim: &DeliveredEsim,
+    ) -> impl Future<Output = Result<Option<Vec<ExtensionOffer>>, Trouble>> + Send {
+        undeclared(NOTHING_ADDED)
+    }
+    /// Reads the baseline of an extension just before its attempt is recorded. Buys nothing.
+    fn before_extension(
+        &self,
+        _extension: &Extension,
+    ) -> impl Future<Output = Result<BeforeExtension, Trouble>> + Send {
+        undeclared(NOTHING_ADDED)
+    }
+    /// Buys an extension. Called once for each recorded attempt, and only by the process that
+    /// recorded it.
+    fn extend(
+        &self,
+        _extension: &Extension,
+    ) -> impl Future<Output = Result<ExtendResponse, Trouble>> + Send {
+        undeclared(NOTHING_ADDED)
+    }
+    /// Looks for an extension of which an attempt was recorded with this baseline. Buys nothing.
+    fn find_extension(
+        &self,
+        _extension: &Extension,
+        _baseline: &Baseline,
+    ) -> impl Future<Output = Result<ExtensionSeen, Trouble>> + Send {
+        undeclared(NOTHING_ADDED)
+    }
     /// Asks what only a live account can answer about this protocol alone, for `esimctl provider
     /// prove`. Buys nothing.
     fn ask_live(&self) -> impl Future<Output = Vec<LiveAnswer>> + Send {
@@ -743,6 +771,8 @@ pub(crate) trait Adapter: ProviderFacts {
         ready(Vec::new())
     }
 }
+
+const NOTHING_ADDED: &str = "this provider adds nothing to a delivered eSIM";
 
 /// The response to a call that the provider is not declared to have.
 fn undeclared<T>(reason: &str) -> Ready<Result<T, Trouble>> {
@@ -762,6 +792,14 @@ pub trait Provider: ProviderFacts {
     fn purchases(&self, span: PurchasePeriod, page: u32) -> Calling<'_, ListPage<SoldPurchase>>;
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus>;
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
+    fn offers<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Option<Vec<ExtensionOffer>>>;
+    fn before_extension<'a>(&'a self, extension: &'a Extension) -> Calling<'a, BeforeExtension>;
+    fn extend<'a>(&'a self, extension: &'a Extension) -> Calling<'a, ExtendResponse>;
+    fn find_extension<'a>(
+        &'a self,
+        extension: &'a Extension,
+        baseline: &'a Baseline,
+    ) -> Calling<'a, ExtensionSeen>;
     fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>>;
     fn ask_about<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Vec<LiveAnswer>>;
     fn ask_about_purchase<'a>(
@@ -791,6 +829,22 @@ impl<A: Adapter> Provider for A {
     }
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse> {
         Adapter::give_back(self, esim).boxed()
+    }
+    fn offers<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Option<Vec<ExtensionOffer>>> {
+        Adapter::offers(self, esim).boxed()
+    }
+    fn before_extension<'a>(&'a self, extension: &'a Extension) -> Calling<'a, BeforeExtension> {
+        Adapter::before_extension(self, extension).boxed()
+    }
+    fn extend<'a>(&'a self, extension: &'a Extension) -> Calling<'a, ExtendResponse> {
+        Adapter::extend(self, extension).boxed()
+    }
+    fn find_extension<'a>(
+        &'a self,
+        extension: &'a Extension,
+        baseline: &'a Baseline,
+    ) -> Calling<'a, ExtensionSeen> {
+        Adapter::find_extension(self, extension, baseline).boxed()
     }
     fn ask_live(&self) -> BoxFuture<'_, Vec<LiveAnswer>> {
         Adapter::ask_live(self).boxed()

@@ -29,6 +29,7 @@ use store::esim_requests::Reading;
 
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
+    extension::ProviderProfile,
     http::{Call, CallBody, Http, header_of, parse, parse_part, path_of},
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
@@ -427,6 +428,7 @@ impl ProviderFacts for Usimsa {
             cancel: true,
             give_back: true,
             usage: true,
+            extend: None,
             balance: false,
             catalogue: false,
             purchases: false,
@@ -681,13 +683,13 @@ fn state(product: &Product) -> Result<ProviderUnitState, ProfileFault> {
         filled(product.expired_date.as_ref()),
     );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
-        return Ok(ProviderUnitState::Ready {
+        return Ok(ProviderUnitState::Ready(ProviderProfile {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "smdp or activateCode"))?,
             is_code_shared: false,
             expired_date: day(date).ok_or("expiredDate")?,
-        });
+        }));
     }
     Ok(match product.status.as_deref() {
         Some(status @ ("FAILED" | "CANCELED" | "CANCELLED")) => {
@@ -710,12 +712,12 @@ mod tests {
 
     #[test]
     fn a_unit_is_ready_only_with_its_whole_profile() {
-        let Ok(ProviderUnitState::Ready {
+        let Ok(ProviderUnitState::Ready(ProviderProfile {
             iccid,
             code,
             expired_date,
             ..
-        }) = product(WHOLE)
+        })) = product(WHOLE)
         else {
             panic!("not ready")
         };
@@ -770,10 +772,10 @@ mod tests {
             "9999-12-31T00:00:00.000+09:00",
         ] {
             let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
-            let Ok(ProviderUnitState::Ready { expired_date, .. }) = product(&whole) else {
+            let Ok(ProviderUnitState::Ready(profile)) = product(&whole) else {
                 panic!("{date} is not accepted")
             };
-            assert_eq!(expired_date, &date[..10]);
+            assert_eq!(profile.expired_date, &date[..10]);
         }
     }
 

@@ -205,6 +205,7 @@ impl ProviderFacts for Zendit {
             cancel: false,
             give_back: true,
             usage: true,
+            extend: None,
             balance: true,
             catalogue: true,
             purchases: true,

@@ -25,7 +25,7 @@ use store::placements::{
 use super::ProviderContext;
 use crate::{
     assign,
-    providers::{BoughtUnits, LookUp, ProviderUnitState, Trouble},
+    providers::{BoughtUnits, LookUp, ProviderProfile, ProviderUnitState, Trouble},
 };
 
 /// How long after its purchase a unit may have an unreadable profile before its placement is
@@ -136,12 +136,12 @@ impl ProviderContext {
                     Progress::Pending
                 }
                 ProviderUnitState::Failed(reason) => Progress::Failed(reason),
-                ProviderUnitState::Ready {
+                ProviderUnitState::Ready(ProviderProfile {
                     iccid,
                     code,
                     is_code_shared,
                     expired_date,
-                } => match (Profile { code, expired_date }).seal(
+                }) => match (Profile { code, expired_date }).seal(
                     &self.vault,
                     claimed.partner_id,
                     &topup_id,

@@ -416,7 +416,7 @@ pub fn found(answer: &Result<LookUpResponse, Trouble>) -> String {
 fn units(bought: &BoughtUnits) -> String {
     let state = |unit: &ProviderUnit| match &unit.state {
         ProviderUnitState::Pending => 'p',
-        ProviderUnitState::Ready { .. } => 'R',
+        ProviderUnitState::Ready(_) => 'R',
         ProviderUnitState::Failed(_) => 'f',
         ProviderUnitState::Unreadable(_) => 'u',
     };

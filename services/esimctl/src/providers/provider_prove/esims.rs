@@ -39,21 +39,15 @@ impl BoughtEsims {
     /// Adds the units of a purchase.
     pub fn add(&mut self, bought: &ProofBuy, units: &[ProviderUnit]) {
         for unit in units {
-            let ProviderUnitState::Ready {
-                iccid,
-                code,
-                is_code_shared,
-                ..
-            } = &unit.state
-            else {
+            let ProviderUnitState::Ready(profile) = &unit.state else {
                 continue;
             };
             self.is_bought_later |= self.returned.values().any(|at| bought.is_later(*at));
-            let returned = self.returned.get(iccid.as_str());
+            let returned = self.returned.get(profile.iccid.as_str());
             let esim = Bought {
-                iccid: iccid.clone(),
-                code: code.clone(),
-                is_code_shared: *is_code_shared,
+                iccid: profile.iccid.clone(),
+                code: profile.code.clone(),
+                is_code_shared: profile.is_code_shared,
                 is_resold: returned.is_some_and(|at| bought.is_later(*at)),
             };
             self.all.insert(unit.unit_id.as_str().to_owned(), esim);

@@ -868,9 +868,9 @@ pub fn sells_two(provider: &str) -> bool {
 /// A unit with its profile, as the provider names it.
 fn delivered(unit: &ProviderUnit) -> Option<DeliveredEsim> {
     match &unit.state {
-        ProviderUnitState::Ready { iccid, .. } => Some(DeliveredEsim {
+        ProviderUnitState::Ready(profile) => Some(DeliveredEsim {
             unit_id: unit.unit_id.clone(),
-            iccid: iccid.clone(),
+            iccid: profile.iccid.clone(),
         }),
         ProviderUnitState::Pending
         | ProviderUnitState::Unreadable(_)

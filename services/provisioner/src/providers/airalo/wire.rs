@@ -9,6 +9,7 @@ use store::esim_requests::Reading;
 use time::PrimitiveDateTime;
 
 use crate::providers::{
+    extension::ProviderProfile,
     http::parse,
     lists::SoldPurchase,
     price::Price,
@@ -191,7 +192,7 @@ impl Sim {
                  delivered all the same"
             );
         }
-        Ok(ProviderUnitState::Ready {
+        Ok(ProviderUnitState::Ready(ProviderProfile {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             is_code_shared,
             code: ActivationCode::read(Some(smdp), code)
@@ -199,7 +200,7 @@ impl Sim {
             expired_date: order
                 .start_by(placement_id, install_window)
                 .ok_or("created_at")?,
-        })
+        }))
     }
 }
 

@@ -11,6 +11,7 @@ use store::esim_requests::Reading;
 use time::OffsetDateTime;
 
 use crate::providers::{
+    extension::ProviderProfile,
     http::parse_part,
     lists::{
         ProductOffer, SoldPurchase, UnsuitableProduct, name, needs_confirmation_code, number,
@@ -288,13 +289,13 @@ impl EsimAccessEsim {
             );
             return Err("esimStatus".into());
         }
-        Ok(ProviderUnitState::Ready {
+        Ok(ProviderUnitState::Ready(ProviderProfile {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(None, code)
                 .map_err(|error| ProfileFault::of_code(&error, "ac"))?,
             is_code_shared: false,
             expired_date: day(expires).ok_or("expiredTime")?,
-        })
+        }))
     }
 }
 

@@ -11,6 +11,7 @@ use store::esim_requests::Reading;
 use time::{Date, OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::providers::{
+    extension::ProviderProfile,
     http::parse,
     lists::{ListPage, PurchasePeriod, SoldPurchase},
     price::Price,
@@ -196,13 +197,13 @@ impl Purchased {
         let (Some(iccid), Some(smdp), Some(code)) = profile else {
             return Ok(ProviderUnitState::Pending);
         };
-        Ok(ProviderUnitState::Ready {
+        Ok(ProviderUnitState::Ready(ProviderProfile {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             is_code_shared: false,
             code: ActivationCode::read(Some(smdp), code)
                 .map_err(|error| ProfileFault::of_code(&error, "smdpAddress or activationCode"))?,
             expired_date: self.start_by().ok_or("createdAt")?,
-        })
+        }))
     }
 
     /// The last day on which the eSIM can still be started, which Zendit does not name.
