@@ -13,6 +13,7 @@ mod account;
 mod deliveries;
 mod endpoints;
 pub mod esims;
+pub mod extensions;
 mod keys;
 mod notices;
 mod orders;

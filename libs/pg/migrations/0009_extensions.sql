@@ -131,6 +131,14 @@ $$;
 CREATE TRIGGER deliver_new_profile AFTER UPDATE OF has_new_profile ON extensions FOR EACH ROW
     WHEN (NEW.has_new_profile AND NOT OLD.has_new_profile) EXECUTE FUNCTION deliver_new_profile();
 
+-- What a provider calls an option; null if the option does not lead to it. The sandbox knows the options of other providers by our
+-- id. A function of one expression is part of the statement that calls it, so it costs no call.
+CREATE FUNCTION option_at(o options, at_provider text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN o.provider = at_provider THEN o.provider_option_id
+            WHEN at_provider = 'sandbox' THEN o.option_id::text
+            ELSE (SELECT pair->>'provider_option_id' FROM jsonb_array_elements(o.alternatives) pair
+                  WHERE pair->>'provider' = at_provider LIMIT 1) END;
+
 -- Keeps the order of an extension in the tables until the end of the transaction, and returns the extension. The role that settles
 -- extensions may lock no orders.
 CREATE FUNCTION keep_order_of_extension(kept uuid) RETURNS SETOF uuid

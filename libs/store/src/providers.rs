@@ -500,6 +500,8 @@ pub struct ProviderBacklog {
     pub parked: u64,
     /// Parked give-backs.
     pub give_backs_parked: u64,
+    /// Parked extensions.
+    pub extensions_parked: u64,
     /// Whether an enabled option names it, also as an alternative.
     pub on_sale: bool,
     pub due: u64,
@@ -523,6 +525,9 @@ pub async fn backlogs(
                   (SELECT count(*) FROM (SELECT FROM esim_requests r
                                          WHERE r.give_back = 'parked' AND r.provider = known.provider
                                          LIMIT 100000) parked) AS "give_backs_parked!",
+                  (SELECT count(*) FROM (SELECT FROM extensions x
+                                         WHERE x.state = 'parked' AND x.provider = known.provider
+                                         LIMIT 100000) parked) AS "extensions_parked!",
                   known.on_sale AS "on_sale!", due.due AS "due!", due.overdue
            FROM (SELECT provider, bool_or(on_sale) AS on_sale
                  FROM (SELECT provider, enabled FROM options
@@ -554,6 +559,7 @@ pub async fn backlogs(
             provider: row.provider,
             parked: count(row.parked),
             give_backs_parked: count(row.give_backs_parked),
+            extensions_parked: count(row.extensions_parked),
             on_sale: row.on_sale,
             due: count(row.due),
             oldest_overdue: age(row.overdue.unwrap_or_default()),

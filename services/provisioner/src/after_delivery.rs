@@ -1,10 +1,11 @@
-//! Answers what partners ask about delivered eSIMs, and gives eSIMs back.
+//! Answers what partners ask about delivered eSIMs, and gives eSIMs back. Extensions, which the same
+//! worker runs, are in [`crate::extensions`].
 //!
 //! Ingress stores the request, because only this service holds the credentials of providers. It is
 //! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
 //! runs like any other. Each row costs one call that asks the provider for the state of the eSIM.
 //! Its response serves the question about the data use, and decides whether the eSIM can be given
-//! back.
+//! back. What can be added to an eSIM is another call, which only its question makes.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::esim_change`]). An attempt is recorded before the provider is called, and only
@@ -29,25 +30,35 @@ use pipeline::{
     worker::{Handler, Permit, Ticket, TicketClass, Trigger},
 };
 use runtime::clock::Moment;
+use serde_json::json;
 use store::{
     esim_requests::{
         self, ClaimedRequest, EsimChangeReason, GiveBackSettlement, OpenGiveBack, RequestClaim,
         UsageFailure,
     },
+    extensions::ClaimedExtension,
     work::{LookResult, WorkLook},
 };
 use uuid::Uuid;
 
 use crate::{
-    providers::{Custody, DeliveredEsim, EsimStatus, GiveBackResponse, ProviderId, Trouble},
+    providers::{
+        Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, ProviderId, Trouble,
+    },
     purchases::ProviderContext,
 };
 
 /// The shortest and the longest pause before an eSIM is looked at again.
-const AGAIN_LEAST: Duration = Duration::from_secs(1);
-const AGAIN_MOST: Duration = Duration::from_mins(5);
+pub(crate) const AGAIN_LEAST: Duration = Duration::from_secs(1);
+pub(crate) const AGAIN_MOST: Duration = Duration::from_mins(5);
 /// Why a request is set aside whose eSIM no call can name.
-const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
+pub(crate) const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
+
+/// A row of `work` about a delivered eSIM that is claimed.
+pub enum ClaimedEsimWork {
+    Request(ClaimedRequest),
+    Extension(ClaimedExtension),
+}
 
 /// What the worker of a provider does that answers requests about delivered eSIMs. It has permits
 /// of its own, so that it holds up no purchase and no purchase holds it up.
@@ -62,7 +73,7 @@ impl Handler for EsimRequestHandler {
     /// Ingress sends no messages about requests: it makes them due.
     type Message = ();
     type Id = Uuid;
-    type Claimed = ClaimedRequest;
+    type Claimed = ClaimedEsimWork;
 
     async fn due(&self, look: WorkLook) -> anyhow::Result<LookResult<Ticket<Uuid>>> {
         // While the breaker is not closed, the claim would find nothing.
@@ -76,13 +87,17 @@ impl Handler for EsimRequestHandler {
         &self,
         rows: &[Uuid],
         _class: TicketClass,
-    ) -> anyhow::Result<Vec<(Uuid, ClaimedRequest)>> {
-        let claimed = self.context.claim_requests(rows, RequestClaim::Due).await?;
-        Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
+    ) -> anyhow::Result<Vec<(Uuid, ClaimedEsimWork)>> {
+        Ok(self
+            .context
+            .claim_esim_work(rows, RequestClaim::Due)
+            .await?)
     }
 
-    async fn run(self: Arc<Self>, claimed: ClaimedRequest, trigger: Trigger, permit: Permit) {
-        self.context.serve(&claimed, trigger.claim_began).await;
+    async fn run(self: Arc<Self>, claimed: ClaimedEsimWork, trigger: Trigger, permit: Permit) {
+        self.context
+            .serve_esim_work(&claimed, trigger.claim_began)
+            .await;
         drop(permit);
     }
 }
@@ -99,10 +114,10 @@ impl ProviderContext {
         let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
         // An attempt is sent within a time that counts from before the claim.
         let claim_began = Moment::now();
-        for one in self.claim_requests(&rows, RequestClaim::Probe).await? {
+        for (_, one) in self.claim_esim_work(&rows, RequestClaim::Probe).await? {
             let context = Arc::clone(self);
             self.shutdown.tracker().spawn(async move {
-                context.serve(&one, claim_began).await;
+                context.serve_esim_work(&one, claim_began).await;
             });
         }
         Ok(())
@@ -115,6 +130,35 @@ impl ProviderContext {
             .run(async |connection| esim_requests::due(connection, name, look).await)
             .await?;
         Ok(found.map(Ticket::from))
+    }
+
+    /// Claims due rows of `work` about delivered eSIMs.
+    async fn claim_esim_work(
+        &self,
+        rows: &[Uuid],
+        claim: RequestClaim,
+    ) -> Result<Vec<(Uuid, ClaimedEsimWork)>, pg::Error> {
+        let requests = self.claim_requests(rows, claim).await?;
+        let mut claimed: Vec<(Uuid, ClaimedEsimWork)> = requests
+            .into_iter()
+            .map(|one| (one.id, ClaimedEsimWork::Request(one)))
+            .collect();
+        // A row that is left is about an extension, or somebody else has claimed it.
+        if claimed.len() < rows.len() {
+            let extensions = self.claim_extensions(rows, claim).await?;
+            let extensions = extensions
+                .into_iter()
+                .map(|one| (one.id, ClaimedEsimWork::Extension(one)));
+            claimed.extend(extensions);
+        }
+        Ok(claimed)
+    }
+
+    async fn serve_esim_work(&self, claimed: &ClaimedEsimWork, claim_began: Moment) {
+        match claimed {
+            ClaimedEsimWork::Request(one) => self.serve(one, claim_began).await,
+            ClaimedEsimWork::Extension(one) => self.serve_extension(one, claim_began).await,
+        }
     }
 
     /// Claims due requests. While the breaker is not closed, only a probe gets one.
@@ -150,6 +194,12 @@ impl ProviderContext {
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
         let capabilities = self.calls.provider.capabilities();
+        if claimed.offers_asked {
+            self.answer_offers(claimed).await?;
+            if !claimed.usage_asked && claimed.give_back.is_none() {
+                return Ok(());
+            }
+        }
         if !capabilities.usage {
             if claimed.usage_asked {
                 self.fail(claimed, UsageFailure::NotAvailable).await?;
@@ -214,6 +264,40 @@ impl ProviderContext {
             }
             None => Ok(()),
         }
+    }
+
+    /// Answers what can be added to an eSIM. A provider that extends none offers nothing.
+    async fn answer_offers(&self, claimed: &ClaimedRequest) -> Result<(), pg::Error> {
+        let is_extended = self.calls.provider.capabilities().extend.is_some();
+        let offers = match ProviderId::parse(claimed.unit_id.clone()) {
+            Ok(_) if !is_extended => Some("[]".to_owned()),
+            Ok(unit_id) => {
+                let esim = DeliveredEsim {
+                    unit_id,
+                    iccid: claimed.iccid.clone(),
+                };
+                match self.calls.offers(&esim).await {
+                    Ok(offers) => Some(offers_json(offers)),
+                    Err(trouble) => {
+                        tracing::info!(
+                            topup.id = %claimed.topup_id,
+                            provider.name = self.calls.name,
+                            class = trouble.class(),
+                            reason = trouble.reason(),
+                            "the provider does not say what can be added to a delivered eSIM"
+                        );
+                        None
+                    }
+                }
+            }
+            Err(_) => None,
+        };
+        self.database
+            .run(async |connection| {
+                let topup = &claimed.topup_id;
+                esim_requests::record_offers(connection, topup, offers.as_deref()).await
+            })
+            .await
     }
 
     /// Settles an attempt whose outcome is not known by what the eSIM shows.
@@ -490,7 +574,23 @@ impl ProviderContext {
     }
 }
 
+/// The offers as they are stored; JSON's `null` if the provider has no list of them, so that every
+/// option that our catalogue has of it may be tried.
+fn offers_json(offers: Option<Vec<ExtensionOffer>>) -> String {
+    let listed = offers.map(|offers| -> Vec<serde_json::Value> {
+        let of = |one: &ExtensionOffer| {
+            json!({
+                "provider_option_id": one.provider_option_id.as_str(),
+                "data": one.data,
+                "days": one.days,
+            })
+        };
+        offers.iter().map(of).collect()
+    });
+    json!(listed).to_string()
+}
+
 /// The pause before the next look at something that began this long ago.
-fn pause(age: Duration) -> Duration {
+pub(crate) fn pause(age: Duration) -> Duration {
     (age / 4).clamp(AGAIN_LEAST, AGAIN_MOST)
 }

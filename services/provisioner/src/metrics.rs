@@ -53,6 +53,8 @@ pub struct Metrics {
     rerouted: Counter<u64>,
     give_backs: Counter<u64>,
     give_backs_parked: Gauge<u64>,
+    extensions: Counter<u64>,
+    extensions_parked: Gauge<u64>,
     ready_duration: Durations,
 }
 
@@ -108,6 +110,14 @@ impl Default for Metrics {
             give_backs_parked: make.gauge(
                 "esim.give_backs.parked",
                 "Parked give-backs; read every 15 s",
+            ),
+            extensions: make.counter(
+                "esim.extensions",
+                "Extensions of eSIMs that have ended, by outcome",
+            ),
+            extensions_parked: make.gauge(
+                "esim.extensions.parked",
+                "Extensions of eSIMs that wait for an operator; read every 15 s",
             ),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
@@ -256,6 +266,11 @@ impl Metrics {
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
+    pub fn extension(&self, name: &str, outcome: &'static str) {
+        self.extensions
+            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    }
+
     /// Counts units whose profiles were stored, and records the time since their order was
     /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
@@ -272,6 +287,8 @@ impl Metrics {
         self.parked.record(backlog.parked, &[provider(name)]);
         self.give_backs_parked
             .record(backlog.give_backs_parked, &[provider(name)]);
+        self.extensions_parked
+            .record(backlog.extensions_parked, &[provider(name)]);
         self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue

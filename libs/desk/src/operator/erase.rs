@@ -117,6 +117,8 @@ pub async fn order(
                      -- A sub-select for each unit, because PostgreSQL could join a whole table instead.
                      AND ((SELECT r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
                            WHERE r.topup_id = t.topup_id)
+                          OR (SELECT true FROM extensions x
+                              WHERE x.topup_id = t.topup_id AND x.state IN ('asked', 'sending', 'parked'))
                           OR coalesce((SELECT d.state = 'pending' FROM deliveries d
                                     WHERE d.delivery_id = (SELECT e.delivery_id FROM esims e
                                                            WHERE e.topup_id = t.topup_id)),
@@ -191,6 +193,9 @@ async fn orders(
                    SELECT unnest(work_of_topup(topup_id)) FROM unit))
            ), asked AS (
                DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), extended AS (
+               UPDATE extensions SET message = NULL
+               WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) AND message IS NOT NULL
            ), attempts AS (
                DELETE FROM delivery_attempts
                WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE NOT is_event))
@@ -270,9 +275,11 @@ pub async fn partner_orders(
     let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind NOT IN ('deliver', 'erase', 'usage', 'moved', 'resend'))
                   + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked')
-                  -- A give-back that is parked, as one under way: the provider may have taken the eSIM back.
+                  -- A give-back that is parked, as one under way: the provider may have taken the eSIM back. So is an extension.
                   + (SELECT count(*) FROM esim_requests
-                     WHERE partner_id = $1 AND give_back = 'parked') AS "placements!",
+                     WHERE partner_id = $1 AND give_back = 'parked')
+                  + (SELECT count(*) FROM extensions
+                     WHERE partner_id = $1 AND state = 'parked') AS "placements!",
                   (SELECT count(*) FROM work WHERE partner_id = $1 AND kind = 'deliver')
                   -- Within its first lease, a delivery has no work.
                   + (SELECT count(*) FROM deliveries

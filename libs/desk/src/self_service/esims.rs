@@ -33,6 +33,8 @@ pub struct EsimRequests {
     /// Why the last question has no answer, and how long ago that was recorded.
     pub failure: Option<(UsageFailure, Duration)>,
     pub give_back: Option<GiveBackView>,
+    /// Whether it is being extended.
+    pub extending: bool,
 }
 
 /// A give-back as its partner sees it.
@@ -61,7 +63,9 @@ pub async fn requests(
                   r.usage_failure AS "usage_failure?",
                   extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
                   r.give_back AS "give_back?", r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "ended_at?",
-                  r.reason AS "reason?", r.message AS "message?"
+                  r.reason AS "reason?", r.message AS "message?",
+                  EXISTS (SELECT FROM extensions x
+                          WHERE x.topup_id = u.topup_id AND x.state IN ('asked', 'sending', 'parked')) AS "extending!"
            FROM partner_units u LEFT JOIN esim_requests r ON r.topup_id = u.topup_id
            WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
@@ -108,6 +112,7 @@ pub async fn requests(
         reading,
         failure,
         give_back,
+        extending: row.extending,
     })))
 }
 
@@ -115,7 +120,10 @@ pub async fn requests(
 /// erasure lock the order, too, before they judge whether anything of it is open. So either they
 /// see the request that this transaction makes, and leave the order alone, or this waits for them,
 /// and the next statement finds no unit, or an erased one.
-async fn keep_order(transaction: &mut Transaction<'_>, topup_id: &TopupId) -> Result<()> {
+pub(super) async fn keep_order(
+    transaction: &mut Transaction<'_>,
+    topup_id: &TopupId,
+) -> Result<()> {
     let query = sqlx::query_scalar!(
         "SELECT o.order_id FROM topups t
          JOIN placements p ON p.placement_id = t.placement_id
@@ -124,6 +132,16 @@ async fn keep_order(transaction: &mut Transaction<'_>, topup_id: &TopupId) -> Re
         topup_id.as_str(),
     );
     query.fetch_optional(&mut **transaction).await?;
+    Ok(())
+}
+
+/// Waits until no other transaction that has called this about the same thing is open.
+pub(super) async fn wait_for_turn(transaction: &mut Transaction<'_>, about: &str) -> Result<()> {
+    let query = sqlx::query!(
+        "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
+        about,
+    );
+    query.execute(&mut **transaction).await?;
     Ok(())
 }
 
@@ -221,7 +239,9 @@ pub async fn ask_give_back(
     Ok(())
 }
 
-/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew.
+/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew. An
+/// eSIM that is being extended is not given back, because what its provider shows afterwards must
+/// prove one change.
 pub async fn give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -230,11 +250,13 @@ pub async fn give_back(
 ) -> Result<bool> {
     transaction!(connection, "esims::give_back", |transaction| {
         keep_order(transaction, topup_id).await?;
+        wait_for_turn(transaction, topup_id.as_str()).await?;
         let statement = sqlx::query!(
             "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+           AND NOT EXISTS (SELECT FROM extensions x WHERE x.topup_id = $2 AND x.state IN ('asked', 'sending', 'parked'))
          ON CONFLICT (topup_id) DO UPDATE
          SET give_back = 'asked', give_back_asked_at = now(),
              not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL

@@ -305,6 +305,7 @@ async fn the_queue_reports_its_lag() {
         provider: provider.to_owned(),
         parked: 0,
         give_backs_parked: 0,
+        extensions_parked: 0,
         on_sale: ["nobody", "second"].contains(&provider),
         due: 0,
         oldest_overdue: Duration::ZERO,
