@@ -16,6 +16,7 @@ mod live;
 mod packages;
 mod prices;
 mod token;
+mod top_up;
 mod wire;
 
 use std::{
@@ -24,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PlacementId;
+use domain::{PlacementId, extension::Baseline};
 use reqwest::{
     StatusCode,
     header::{self, HeaderMap, HeaderValue},
@@ -44,6 +45,9 @@ use self::{
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
+    extension::{
+        BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen, FindExtension,
+    },
     http::{Call, CallBody, Http, Size, parse},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, PricedProduct},
@@ -160,7 +164,7 @@ enum Outcome {
 /// processed", but lists among them 53, "something unexpected", so that alone proves nothing. 13
 /// ("the operator is undergoing maintenance, try again later"), 14 ("invalid checksum") and 43
 /// ("bad request") do not say how far the request came: a purchase is looked up after them, and
-/// never repeated. 23 and 73 refuse top-ups, which we do not buy.
+/// never repeated. 23 and 73 refuse top-ups ([`top_up`]).
 fn outcome(refusal: &AiraloRefusal) -> Outcome {
     match refusal {
         // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
@@ -221,7 +225,9 @@ impl AiraloCalls {
                 Err(self.denied(token, reason).await)
             }
             Ok((StatusCode::NOT_FOUND, body)) => match parse(&body) {
-                Ok(AiraloRefusal::Invalid { meta, .. }) if route == USAGE => {
+                Ok(AiraloRefusal::Invalid { meta, .. })
+                    if [USAGE, top_up::TOP_UPS].contains(&route) =>
+                {
                     Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
                 }
                 _ => Err(Trouble::not_understood("HTTP 404")),
@@ -244,14 +250,20 @@ impl AiraloCalls {
         }
     }
 
-    /// Lists the orders whose description is our id.
+    /// Looks for the order whose description is our id.
     async fn by_description(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
-        let ours = look_up.placement_id.to_string();
+        let mut found = self.described(&look_up.placement_id.to_string()).await?;
+        found.retain(|order| !order.is_top_up());
+        self.found(look_up, found)
+    }
+
+    /// Lists the orders whose description is this.
+    async fn described(&self, ours: &str) -> Result<Vec<AiraloOrder>, Trouble> {
         let mut found: Vec<AiraloOrder> = Vec::new();
         for page in 1..=PAGES {
             let query = form_urlencoded::Serializer::new(String::new())
                 .append_pair("include", "sims,status")
-                .append_pair("filter[description]", &ours)
+                .append_pair("filter[description]", ours)
                 .append_pair("limit", &PAGE.to_string())
                 .append_pair("page", &page.to_string())
                 .finish();
@@ -261,11 +273,10 @@ impl AiraloCalls {
             let listed = self.orders(&query).await?;
             let is_last = listed.data.len() < PAGE;
             // The filter also finds orders whose description only contains our id.
-            let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(&ours);
-            let esims = listed.data.into_iter().filter(|order| !order.is_top_up());
-            found.extend(esims.filter(is_ours));
+            let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(ours);
+            found.extend(listed.data.into_iter().filter(is_ours));
             if is_last {
-                return self.found(look_up, found);
+                return Ok(found);
             }
         }
         Err(Trouble::not_understood(format!(
@@ -554,7 +565,7 @@ impl ProviderFacts for Airalo {
             cancel: false,
             give_back: false,
             usage: true,
-            extend: None,
+            extend: Some(FindExtension::ById),
             balance: true,
             catalogue: true,
             purchases: true,
@@ -665,5 +676,26 @@ impl Adapter for Airalo {
             Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
             Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
+    }
+
+    async fn offers(&self, esim: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
+        self.calls.offered(esim).await.map(Some)
+    }
+
+    async fn before_extension(&self, extension: &Extension) -> Result<BeforeExtension, Trouble> {
+        self.calls.baseline(extension).await
+    }
+
+    async fn extend(&self, extension: &Extension) -> Result<ExtendResponse, Trouble> {
+        let timeout = self.purchase_timeout(self.calls.http.timeout());
+        self.calls.top_up(extension, timeout).await
+    }
+
+    async fn find_extension(
+        &self,
+        extension: &Extension,
+        baseline: &Baseline,
+    ) -> Result<ExtensionSeen, Trouble> {
+        self.calls.find_top_up(extension, baseline).await
     }
 }

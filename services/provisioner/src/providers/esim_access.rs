@@ -15,11 +15,12 @@
 mod client;
 mod events;
 mod search;
+mod top_up;
 mod wire;
 
 use std::sync::Arc;
 
-use domain::PlacementId;
+use domain::{PlacementId, extension::Baseline};
 use serde_json::{Value, json};
 use store::esim_requests::Reading;
 use time::OffsetDateTime;
@@ -31,6 +32,9 @@ use self::{
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
+    extension::{
+        BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen, FindExtension,
+    },
     http::{CallBody, Http, Size, parse_part},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price,
@@ -240,7 +244,7 @@ impl ProviderFacts for EsimAccess {
             cancel: true,
             give_back: true,
             usage: true,
-            extend: None,
+            extend: Some(FindExtension::ByDifference),
             balance: true,
             catalogue: true,
             purchases: true,
@@ -415,19 +419,7 @@ impl Adapter for EsimAccess {
     }
 
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
-        let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
-        let mut allocated = match self.client.query(&filter).await? {
-            Ok(allocated) => allocated,
-            Err(failure) => return Err(failure.trouble()),
-        };
-        let mut status = match (allocated.pop(), allocated.is_empty()) {
-            (Some(one), true) if one.is(&esim.unit_id) => one.status()?,
-            _ => {
-                return Err(Trouble::not_understood(
-                    "the response does not list exactly the eSIM that it was asked for",
-                ));
-            }
-        };
+        let mut status = self.one(esim).await?.status()?;
         // Nothing is used of an eSIM that nobody has installed.
         if status.reading.installed != Some(false) {
             self.count(esim, &mut status.reading).await;
@@ -466,5 +458,25 @@ impl Adapter for EsimAccess {
             Reply::Done(_) => Ok(GiveBackResponse::Returned),
             Reply::Failed(failure) => Err(failure.trouble_of_change()),
         }
+    }
+
+    async fn offers(&self, esim: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
+        self.offered(esim).await.map(Some)
+    }
+
+    async fn before_extension(&self, extension: &Extension) -> Result<BeforeExtension, Trouble> {
+        self.baseline(extension).await
+    }
+
+    async fn extend(&self, extension: &Extension) -> Result<ExtendResponse, Trouble> {
+        self.top_up(extension).await
+    }
+
+    async fn find_extension(
+        &self,
+        extension: &Extension,
+        baseline: &Baseline,
+    ) -> Result<ExtensionSeen, Trouble> {
+        self.find_top_up(extension, baseline).await
     }
 }

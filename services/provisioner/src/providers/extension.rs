@@ -11,8 +11,8 @@ use runtime::clock::Moment;
 use time::{Duration, OffsetDateTime};
 
 use super::{
-    provider::{DeliveredEsim, Trouble},
-    text::ProviderId,
+    provider::{DeliveredEsim, Heard, Trouble},
+    text::{ProviderId, one_line},
 };
 
 /// How a provider shows whether an extension was carried out.
@@ -50,6 +50,24 @@ impl Extension {
             return Err(Trouble::NotSent(late.to_owned()));
         }
         Ok(())
+    }
+}
+
+impl BeforeExtension {
+    /// What it means that the adapter refuses an extension, for example because of its price.
+    pub(super) fn refused_here(trouble: Trouble) -> Result<Self, Trouble> {
+        match trouble {
+            Trouble::RefusedHere(reason) => Ok(Self::Refused(reason)),
+            trouble => Err(trouble),
+        }
+    }
+}
+
+/// What it means that an extension was accepted and is not carried out yet.
+pub(super) fn under_way(state: &str) -> Trouble {
+    Trouble::Unknown {
+        heard: Heard::ProvesNothing,
+        reason: format!("the extension is {}", one_line(state)),
     }
 }
 
@@ -93,7 +111,7 @@ pub enum ExtendResponse {
 /// An extension that the provider has carried out.
 #[derive(Clone, Debug, Default)]
 pub struct AddedExtension {
-    /// The provider's own id of the extension, if it names one.
+    /// The provider's own id of the extension, or of the other eSIM, if it names one.
     pub reference: Option<ProviderId>,
     /// The profile of another eSIM, if the provider has not extended this one but sold a new one.
     pub profile: Option<ProviderProfile>,
@@ -191,5 +209,92 @@ impl Part {
             None if before == now => Self::AsBefore,
             Some(_) | None => Self::Other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    const GB: u64 = 1 << 30;
+
+    fn baseline() -> Baseline {
+        Baseline {
+            data_total: Some(5 * GB),
+            days_total: Some(30),
+            ends_at: Some(datetime!(2026-12-01 10:00 UTC)),
+            adds_data: Some(GB),
+            adds_days: Some(7),
+            ..Baseline::default()
+        }
+    }
+
+    fn seen(data: Option<u64>, days: Option<u32>, end: Option<OffsetDateTime>) -> Seen {
+        Seen {
+            data_total: data,
+            days_total: days,
+            ends_at: end,
+        }
+    }
+
+    /// What is not exactly the package may be something else, for example two packages, another
+    /// one, or the start of the plan.
+    #[test]
+    fn only_exactly_the_package_is_taken_for_the_extension() {
+        let before = datetime!(2026-12-01 10:00 UTC);
+        let after = datetime!(2026-12-08 10:00 UTC);
+        for (data, days, end, is_it) in [
+            (Some(6 * GB), Some(37), Some(after), true),
+            (Some(6 * GB), Some(37), None, true),
+            (Some(6 * GB), None, None, true),
+            (None, None, Some(after), true),
+            (Some(5 * GB), Some(30), Some(before), false),
+            (Some(7 * GB), Some(44), None, false),
+            (Some(6 * GB), Some(44), None, false),
+            (Some(6 * GB), Some(37), Some(before), false),
+            (Some(6 * GB), Some(30), None, false),
+            (Some(5 * GB), Some(37), None, false),
+            (Some(6 * GB - 1), Some(37), None, false),
+            (Some(u64::MAX), Some(37), None, false),
+            (Some(0), None, None, false),
+            (None, None, Some(datetime!(2026-12-08 10:00:01 UTC)), false),
+            (None, None, None, false),
+        ] {
+            let seen = seen(data, days, end);
+            assert_eq!(is_extended(&baseline(), seen), is_it, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_package_adds_must_be_known_if_something_has_changed() {
+        let grown = seen(Some(6 * GB), Some(37), None);
+        let only_days = Baseline {
+            adds_data: None,
+            ..baseline()
+        };
+        assert!(!is_extended(&only_days, grown));
+        assert!(is_extended(&only_days, seen(Some(5 * GB), Some(37), None)));
+        let nothing = Baseline {
+            adds_data: Some(0),
+            adds_days: Some(0),
+            ..baseline()
+        };
+        assert!(!is_extended(&nothing, seen(Some(5 * GB), Some(30), None)));
+        let unknown = Baseline {
+            data_total: None,
+            days_total: None,
+            ends_at: None,
+            ..baseline()
+        };
+        assert!(!is_extended(&unknown, grown));
+        let huge = Baseline {
+            adds_data: Some(u64::MAX),
+            adds_days: Some(u32::MAX),
+            ..baseline()
+        };
+        let end = Some(datetime!(2026-12-08 10:00 UTC));
+        assert!(!is_extended(&huge, seen(Some(6 * GB), Some(37), end)));
     }
 }

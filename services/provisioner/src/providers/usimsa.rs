@@ -15,21 +15,26 @@
 //! docs/reliability.md lists all responses, and docs/decisions/0007-usimsa.md where each is known
 //! from.
 
+mod extend;
+
 use std::sync::Arc;
 
-use domain::{ActivationCode, Iccid, PlacementId};
+use domain::{ActivationCode, Iccid, PlacementId, extension::Baseline};
 use reqwest::{
     Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
-    extension::ProviderProfile,
+    extension::{
+        BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen, FindExtension,
+        ProviderProfile,
+    },
     http::{Call, CallBody, Http, header_of, parse, parse_part, path_of},
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
@@ -48,6 +53,7 @@ const USAGE: &str = "/api/v2/usage/{topupId}";
 /// USIMSA shows the data by the day, and the device.
 const DAILY: &str = "/api/v2/topup/{topupId}/usage/daily";
 const DEVICE: &str = "/api/v2/iccid/{iccid}/device";
+const EXTEND: &str = "/api/v2/extend";
 const CANCEL: &str = "/api/v2/cancel/{topupId}";
 /// Clients differ in how they ask for one eSIM: with its id in the path, or in a body that is not
 /// signed. Only a proof asks.
@@ -182,6 +188,9 @@ struct Reply {
     device: Option<Value>,
     #[serde(rename = "installCount")]
     install_count: Option<Value>,
+    /// What the calls about extensions say.
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 /// The data that an eSIM of USIMSA has used.
@@ -428,7 +437,11 @@ impl ProviderFacts for Usimsa {
             cancel: true,
             give_back: true,
             usage: true,
-            extend: None,
+            extend: Some(if is_sandbox {
+                FindExtension::Exact
+            } else {
+                FindExtension::ByDifference
+            }),
             balance: false,
             catalogue: false,
             purchases: false,
@@ -599,6 +612,55 @@ impl Adapter for Usimsa {
         match (reply.code.as_str(), &reply.usage) {
             ("0000", Some(usage)) if reply.is_success() => parse_part::<Usage>(usage)?.status(esim),
             _ => Err(unknown_code(&reply)),
+        }
+    }
+
+    async fn offers(&self, esim: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
+        match self.dialect {
+            // Its products are a spreadsheet, and no source lists what can be added.
+            Dialect::Usimsa => Ok(None),
+            Dialect::Sandbox => self.listed_extensions(esim).await.map(Some),
+        }
+    }
+
+    async fn before_extension(&self, extension: &Extension) -> Result<BeforeExtension, Trouble> {
+        match self.dialect {
+            Dialect::Usimsa => self.baseline(&extension.esim).await,
+            Dialect::Sandbox => self.sandbox_baseline(&extension.esim).await,
+        }
+    }
+
+    async fn extend(&self, extension: &Extension) -> Result<ExtendResponse, Trouble> {
+        let mut request = json!({
+            "topupId": extension.esim.unit_id.as_str(),
+            "optionId": extension.provider_option_id,
+        });
+        if self.dialect == Dialect::Sandbox {
+            request["extensionId"] = json!(extension.id);
+        }
+        let reply = self
+            .call(Method::POST, EXTEND, EXTEND, Some(&request))
+            .await?;
+        match extend::of_extension(self.dialect, &reply.code) {
+            Outcome::Done if reply.is_success() => {
+                extend::added(&extension.esim, &reply.rest).map(ExtendResponse::Added)
+            }
+            Outcome::Rejected => Ok(ExtendResponse::Refused {
+                message: one_line(&reply.message.unwrap_or_default()),
+                status: reply.code,
+            }),
+            _ => Err(unknown_code(&reply)),
+        }
+    }
+
+    async fn find_extension(
+        &self,
+        extension: &Extension,
+        baseline: &Baseline,
+    ) -> Result<ExtensionSeen, Trouble> {
+        match self.dialect {
+            Dialect::Usimsa => self.differs(&extension.esim, baseline).await,
+            Dialect::Sandbox => self.sandbox_extension(extension).await,
         }
     }
 

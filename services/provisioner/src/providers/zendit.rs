@@ -20,15 +20,20 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
+use domain::extension::Baseline;
 use reqwest::{
     StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::wire::{PAGE, Purchased, ZenditRefusal, ZenditState};
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
+    extension::{
+        BeforeExtension, ExtendResponse, Extension, ExtensionOffer, ExtensionSeen, FindExtension,
+        under_way,
+    },
     http::{Call, CallBody, Http, Size, parse, path_of},
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, PricedProduct},
@@ -43,6 +48,8 @@ use super::{
 
 /// How long a purchase waits if the price of its offer was answered and cannot be read.
 const LATER: Duration = Duration::from_secs(10);
+/// What it means that an offer has no price that an option could be compared with.
+const UNPRICED: &str = "the provider does not sell the offer at a price that we know";
 const PURCHASES: &str = "/v1/esim/purchases";
 const PURCHASE: &str = "/v1/esim/purchases/{transactionId}";
 const REFUND: &str = "/v1/esim/purchases/{transactionId}/refund";
@@ -98,6 +105,16 @@ fn is_defined(status: StatusCode) -> bool {
 struct Zendit {
     http: Http,
     bearer: HeaderValue,
+}
+
+/// What a purchase was answered with.
+enum Accepted {
+    /// It is carried out, or will be.
+    Bought,
+    Refused {
+        status: String,
+        message: String,
+    },
 }
 
 /// A response whose body the protocol defines.
@@ -172,8 +189,39 @@ impl Zendit {
             Reply::Refused(refusal) if refusal.is_absence() => None,
             Reply::Refused(refusal) => return Err(unread(refusal.trouble())),
         };
-        let unlisted = "the provider does not sell the offer at a price that we know";
-        price::compare(price, most, unlisted)
+        price::compare(price, most, UNPRICED)
+    }
+
+    /// Buys an eSIM, or a plan for one.
+    async fn buy(&self, ours: &str, request: &Value) -> Result<Accepted, Trouble> {
+        let call = Call {
+            body: Some(CallBody::json(request)?),
+            ..Call::post(PURCHASES, PURCHASES)
+        };
+        let accepted: wire::Accepted = match self.call(call).await? {
+            Reply::Done(body) => parse(&body)?,
+            Reply::Refused(refusal) if refusal.is_absence() => {
+                return Ok(Accepted::Refused {
+                    status: refusal.code,
+                    message: refusal.message,
+                });
+            }
+            Reply::Refused(refusal) => return Err(refusal.trouble()),
+        };
+        if accepted.transaction_id != ours {
+            return Err(Trouble::not_understood("the response is another purchase"));
+        }
+        match ZenditState::of(&accepted.status) {
+            ZenditState::Open | ZenditState::Done => Ok(Accepted::Bought),
+            ZenditState::Failed => Ok(Accepted::Refused {
+                status: "FAILED".into(),
+                message: "the purchase has failed".into(),
+            }),
+            ZenditState::Unknown => Err(Trouble::not_understood(format!(
+                "the purchase is in the state {}, which is not documented",
+                one_line(&accepted.status)
+            ))),
+        }
     }
 
     /// Asks for a purchase by our id. `None` if Zendit says that it has none.
@@ -205,7 +253,8 @@ impl ProviderFacts for Zendit {
             cancel: false,
             give_back: true,
             usage: true,
-            extend: None,
+            // The same purchase, with the ICCID of the eSIM.
+            extend: Some(FindExtension::Exact),
             balance: true,
             catalogue: true,
             purchases: true,
@@ -251,12 +300,6 @@ impl Adapter for Zendit {
     }
 
     async fn purchase(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
-        let rejected = |status: &str, message: String| {
-            Ok(PurchaseResponse::Rejected {
-                status: status.into(),
-                message,
-            })
-        };
         let [(option, 1)] = purchase.items.as_slice() else {
             return Err(Trouble::RefusedHere(
                 "Zendit sells one eSIM in a purchase".into(),
@@ -268,29 +311,11 @@ impl Adapter for Zendit {
         purchase.is_in_time()?;
         let ours = purchase.placement_id.to_string();
         let request = json!({ "offerId": priced.product, "transactionId": ours });
-        let call = Call {
-            body: Some(CallBody::json(&request)?),
-            ..Call::post(PURCHASES, PURCHASES)
-        };
-        let accepted: wire::Accepted = match self.call(call).await? {
-            Reply::Done(body) => parse(&body)?,
-            Reply::Refused(refusal) if refusal.is_absence() => {
-                return rejected(&refusal.code, refusal.message);
+        match self.buy(&ours, &request).await? {
+            Accepted::Bought => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
+            Accepted::Refused { status, message } => {
+                Ok(PurchaseResponse::Rejected { status, message })
             }
-            Reply::Refused(refusal) => return Err(refusal.trouble()),
-        };
-        if accepted.transaction_id != ours {
-            return Err(Trouble::not_understood("the response is another purchase"));
-        }
-        match ZenditState::of(&accepted.status) {
-            ZenditState::Open | ZenditState::Done => {
-                Ok(PurchaseResponse::Bought(BoughtUnits::default()))
-            }
-            ZenditState::Failed => rejected("FAILED", "the purchase has failed".into()),
-            ZenditState::Unknown => Err(Trouble::not_understood(format!(
-                "the purchase is in the state {}, which is not documented",
-                one_line(&accepted.status)
-            ))),
         }
     }
 
@@ -349,5 +374,72 @@ impl Adapter for Zendit {
                 one_line(&refund.status)
             ))),
         }
+    }
+
+    /// Which offers an eSIM takes is not documented, so the offer itself is looked at.
+    async fn offers(&self, _: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
+        Ok(None)
+    }
+
+    async fn before_extension(&self, extension: &Extension) -> Result<BeforeExtension, Trouble> {
+        let priced = match price::priced_product(&extension.provider_option_id) {
+            Ok(priced) => priced,
+            Err(trouble) => return BeforeExtension::refused_here(trouble),
+        };
+        let path = path_of(OFFER, "{offerId}", priced.product)?;
+        let offer = match self.call(Call::get(&path, OFFER)).await? {
+            Reply::Done(body) => offers::plan_of(&body, priced.product)?,
+            Reply::Refused(refusal) if refusal.is_absence() => None,
+            Reply::Refused(refusal) => return Err(refusal.trouble()),
+        };
+        let Some(plan) = offer else {
+            let unsold = "the provider does not sell the offer".to_owned();
+            return Ok(BeforeExtension::Refused(unsold));
+        };
+        if let Some(most) = priced.most
+            && let Err(trouble) = price::compare(plan.price, most, UNPRICED)
+        {
+            return BeforeExtension::refused_here(trouble);
+        }
+        Ok(BeforeExtension::Possible(Baseline {
+            adds_data: plan.data,
+            adds_days: plan.days,
+            ..Baseline::default()
+        }))
+    }
+
+    /// As with an order, the response only says that the purchase is accepted; it may still fail,
+    /// and only a look shows the ICCID. So none is believed at once, apart from a refusal.
+    async fn extend(&self, extension: &Extension) -> Result<ExtendResponse, Trouble> {
+        let priced = price::priced_product(&extension.provider_option_id)?;
+        self.compare_price(&priced).await?;
+        extension.is_in_time()?;
+        let ours = extension.id.to_string();
+        let request = json!({
+            "offerId": priced.product,
+            "transactionId": ours,
+            "iccid": extension.esim.iccid.as_str(),
+        });
+        match self.buy(&ours, &request).await? {
+            Accepted::Bought => Err(under_way("accepted")),
+            Accepted::Refused { status, message } => {
+                Ok(ExtendResponse::Refused { status, message })
+            }
+        }
+    }
+
+    async fn find_extension(
+        &self,
+        extension: &Extension,
+        _: &Baseline,
+    ) -> Result<ExtensionSeen, Trouble> {
+        let Some(purchased) = self.purchased(&extension.id.to_string()).await? else {
+            return Ok(ExtensionSeen::NotAdded);
+        };
+        let named = filled(purchased.offer_id.as_ref());
+        if named.is_some_and(|offer| offer != price::product(&extension.provider_option_id)) {
+            return Err(Trouble::not_understood("the purchase is of another offer"));
+        }
+        purchased.extension(&extension.esim.iccid)
     }
 }

@@ -12,6 +12,7 @@ use serde::{
 use serde_json::Value;
 
 use crate::providers::{
+    extension::ExtensionOffer,
     lists::{
         ListPage, ProductOffer, UnsuitableProduct, name, needs_confirmation_code, number, product,
         text,
@@ -200,6 +201,40 @@ impl AiraloPackages<Place> {
     }
 }
 
+/// What can be added to an eSIM. The list is documented with an array; as that of the packages is
+/// also documented as an object of indexes, both are read.
+#[derive(Deserialize)]
+pub(super) struct AiraloTopUps {
+    #[serde(deserialize_with = "list_or_object")]
+    data: Vec<Value>,
+    #[serde(default)]
+    pricing: Value,
+}
+
+impl AiraloTopUps {
+    /// Those whose id can be read.
+    pub(super) fn offers(&self) -> Vec<ExtensionOffer> {
+        let discount = Discount::of(&self.pricing);
+        let offer = |package: &Value| {
+            let of = |field: &str| package.get(field).unwrap_or(&Value::Null);
+            let is_limited = of("is_unlimited") != &Value::Bool(true);
+            let amount = number(package, "amount").filter(|amount| is_limited && *amount > 0);
+            let currency: Option<Currency> = USD.parse().ok();
+            let price = price(of("net_price"), of("price"), discount);
+            Some(ExtensionOffer {
+                provider_option_id: product(package, "id")?,
+                name: name(package, "title"),
+                data: amount.and_then(|megabytes| megabytes.checked_mul(MB)),
+                days: number(package, "day").and_then(|days| days.try_into().ok()),
+                cost: price
+                    .zip(currency)
+                    .map(|(price, currency)| Cost { price, currency }),
+            })
+        };
+        self.data.iter().filter_map(offer).collect()
+    }
+}
+
 /// The title of a package says how much and how long; that of its operator is a brand.
 fn full_name(place: &Place, operator: &Operator, package: &Value) -> String {
     let brand = name(&operator.about, "title");
@@ -281,6 +316,8 @@ fn standard(
         .ok_or(UnsuitableProduct::Unreadable("day"))
 }
 
+/// The bytes of a MB; a package of 1 GB has 1024 MB.
+const MB: u64 = 1 << 20;
 /// The currency of the fields that are read here.
 const USD: &str = "USD";
 

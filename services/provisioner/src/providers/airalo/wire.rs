@@ -30,6 +30,8 @@ const TEST: (&str, &str) = ("lpa.airalo.com", "TEST");
 /// The code with which a call from an address is refused that is not on the list of our account.
 /// The token stays good (its page on errors, September 2026).
 const FOREIGN_ADDRESS: u32 = 89;
+/// The states of an order that has come to nothing.
+const FAILURES: [&str; 2] = ["failed", "refunded"];
 /// The message of a refusal because of a field. A refusal with another one is not understood.
 pub(super) const INVALID: &str = "the parameter is invalid";
 
@@ -112,6 +114,12 @@ impl AiraloOrder {
         self.kind.as_deref() == Some("topup")
     }
 
+    /// The state of an order that is not paid, or whose money is given back.
+    pub(super) fn failure(&self) -> Option<&str> {
+        let slug = self.status.as_ref().map(|status| status.slug.as_str());
+        slug.filter(|slug| FAILURES.contains(slug))
+    }
+
     /// What we pay, if the order names it.
     pub(super) fn paid(&self) -> Option<Price> {
         Price::parse(&self.net_price.as_ref()?.text())
@@ -155,12 +163,12 @@ impl Sim {
         placement_id: PlacementId,
         install_window: Option<u16>,
     ) -> Result<ProviderUnitState, ProfileFault> {
-        let slug = order.status.as_ref().map(|status| status.slug.as_str());
-        if let Some(slug @ ("failed" | "refunded")) = slug {
+        if let Some(slug) = order.failure() {
             return Ok(ProviderUnitState::Failed(format!(
                 "the provider says {slug}"
             )));
         }
+        let slug = order.status.as_ref().map(|status| status.slug.as_str());
         let profile = (
             filled(self.iccid.as_ref()),
             filled(self.lpa.as_ref()),

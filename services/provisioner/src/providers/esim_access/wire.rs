@@ -1,7 +1,8 @@
 //! The messages of the eSIM Access protocol. What is not exactly as expected is unknown.
 
 use domain::{
-    ActivationCode, Iccid, PlacementId,
+    ActivationCode, ExtensionId, Iccid, PlacementId,
+    extension::Baseline,
     product::{Cost, Data, Price, Standard},
 };
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use store::esim_requests::Reading;
 use time::OffsetDateTime;
 
 use crate::providers::{
-    extension::ProviderProfile,
+    extension::{ProviderProfile, Seen},
     http::parse_part,
     lists::{
         ProductOffer, SoldPurchase, UnsuitableProduct, name, needs_confirmation_code, number,
@@ -160,6 +161,11 @@ pub(super) struct EsimAccessEsim {
     smdp_status: Option<String>,
     total_volume: Option<u64>,
     order_usage: Option<u64>,
+    // Only extensions need these, so whatever they are makes no purchase unreadable.
+    #[serde(default)]
+    total_duration: Value,
+    #[serde(default)]
+    duration_unit: Value,
     #[serde(default)]
     package_list: Vec<ListedPackage>,
 }
@@ -171,6 +177,11 @@ struct ListedPackage {
     /// A package can be ordered by this name of it, too.
     slug: Option<String>,
     create_time: Option<String>,
+    /// The ids of an extension, which no document shows here (see [`super::top_up`]).
+    #[serde(default)]
+    esim_tran_no: Value,
+    #[serde(default)]
+    transaction_id: Value,
 }
 
 impl EsimAccessEsim {
@@ -221,6 +232,45 @@ impl EsimAccessEsim {
             option,
             price: None,
         })
+    }
+
+    pub(super) fn esim_status(&self) -> Option<&str> {
+        self.esim_status.as_deref()
+    }
+
+    /// What an extension adds to.
+    pub(super) fn seen(&self) -> Seen {
+        let unit = self.duration_unit.as_str();
+        let is_in_days = unit.is_none_or(|unit| unit.eq_ignore_ascii_case("day"));
+        let days = self.total_duration.as_u64().filter(|_| is_in_days);
+        Seen {
+            data_total: self.total_volume,
+            days_total: days.and_then(|days| days.try_into().ok()),
+            // Before its first use this is the last moment at which it can be started, so it also
+            // changes when the plan starts.
+            ends_at: None,
+        }
+    }
+
+    pub(super) fn baseline(&self) -> Baseline {
+        let seen = self.seen();
+        let ids = self.package_list.iter().flat_map(|package| {
+            [&package.esim_tran_no, &package.transaction_id].map(Value::as_str)
+        });
+        Baseline {
+            data_total: seen.data_total,
+            days_total: seen.days_total,
+            ends_at: self.expired_time.as_deref().and_then(moment),
+            packages: ids.flatten().map(one_line).collect(),
+            ..Baseline::default()
+        }
+    }
+
+    /// Whether a package names this extension by our id.
+    pub(super) fn has_package_of(&self, extension_id: ExtensionId) -> bool {
+        let ours = extension_id.to_string();
+        let mut packages = self.package_list.iter();
+        packages.any(|package| package.transaction_id.as_str() == Some(&ours))
     }
 
     /// Whether this is the eSIM with the provider's id.

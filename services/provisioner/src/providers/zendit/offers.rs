@@ -59,6 +59,33 @@ pub(super) fn price_of(body: &[u8], id: &str) -> Result<Option<Price>, Trouble> 
     Ok(is_sold.then(|| price(&offer)).flatten())
 }
 
+/// What an offer adds to an eSIM.
+pub(super) struct ZenditPlan {
+    /// What we pay, if the offer has one price.
+    pub(super) price: Option<Price>,
+    /// In bytes.
+    pub(super) data: Option<u64>,
+    pub(super) days: Option<u32>,
+}
+
+/// What this offer adds; `None` if it is switched off.
+pub(super) fn plan_of(body: &[u8], id: &str) -> Result<Option<ZenditPlan>, Trouble> {
+    let offer: Value = parse(body)?;
+    if text(&offer, "offerId") != Some(id) {
+        return Err(Trouble::not_understood("the response is another offer"));
+    }
+    let data = data(&offer).and_then(|data| match data {
+        Data::Megabytes(megabytes) => Some(u64::from(megabytes) << 20),
+        Data::Unlimited => None,
+    });
+    let plan = ZenditPlan {
+        price: is_fixed(&offer).then(|| price(&offer)).flatten(),
+        data,
+        days: number(&offer, "durationDays").and_then(|days| days.try_into().ok()),
+    };
+    Ok(is_enabled(&offer).then_some(plan))
+}
+
 fn full_name(offer: &Value) -> String {
     let parts = ["brandName", "shortNotes"].map(|field| name(offer, field));
     one_line(&parts.join(" "))

@@ -11,7 +11,7 @@ use store::esim_requests::Reading;
 use time::{Date, OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::providers::{
-    extension::ProviderProfile,
+    extension::{AddedExtension, ExtensionSeen, ProviderProfile, under_way},
     http::parse,
     lists::{ListPage, PurchasePeriod, SoldPurchase},
     price::Price,
@@ -212,6 +212,45 @@ impl Purchased {
         let created = created.and_then(|day| Date::parse(&day, DAY).ok());
         let ours = self.transaction_id.parse().ok()?;
         start_by(created, ours, START_WITHIN, "createdAt")
+    }
+
+    /// What became of the purchase as a plan for the eSIM with this ICCID.
+    pub(super) fn extension(self, iccid: &Iccid) -> Result<ExtensionSeen, Trouble> {
+        let refused = |status: &str, message: String| ExtensionSeen::Refused {
+            status: status.to_owned(),
+            message,
+        };
+        match ZenditState::of(&self.status) {
+            ZenditState::Open => return Err(under_way(&self.status)),
+            ZenditState::Failed => return Ok(refused("FAILED", self.failure())),
+            ZenditState::Unknown => {
+                return Err(Trouble::unreadable("the state of the purchase"));
+            }
+            ZenditState::Done => {}
+        }
+        match self.refund() {
+            None | Some(ZenditState::Failed) => {}
+            Some(ZenditState::Done) => {
+                return Ok(refused("FAILED", "the purchase is refunded".to_owned()));
+            }
+            Some(ZenditState::Open | ZenditState::Unknown) => {
+                return Err(Trouble::not_understood("the refund has not ended yet"));
+            }
+        }
+        let confirmation = self.confirmation.as_ref();
+        let named = confirmation.and_then(|one| filled(one.iccid.as_ref()));
+        let is_it = |named: &str| Iccid::parse(named).is_ok_and(|named| named == *iccid);
+        if named.is_none_or(is_it) {
+            return Ok(ExtensionSeen::Added(AddedExtension::default()));
+        }
+        // The provider has sold another eSIM.
+        match self.state() {
+            Ok(ProviderUnitState::Ready(profile)) => Ok(ExtensionSeen::Added(AddedExtension {
+                reference: Some(id_in("transactionId", self.transaction_id)?),
+                profile: Some(profile),
+            })),
+            _ => Err(Trouble::unreadable("the profile of another eSIM")),
+        }
     }
 
     /// Why the purchase has failed.
