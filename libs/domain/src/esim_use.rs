@@ -6,6 +6,10 @@
 //! were reached are stored with the eSIM, whether somebody wanted to hear of them or not, and only
 //! one that is not among them is news. A milestone that follows from a later one is reached with it
 //! and not told: of an eSIM that is used up nobody has to hear that three quarters are.
+//!
+//! An eSIM that was extended has a new [`Plan`], which reaches most milestones again. It is known by
+//! what the provider says, and not by the extension, because providers count with a delay of hours,
+//! in which an extended eSIM still looks used up.
 
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime, serde::rfc3339};
@@ -32,7 +36,48 @@ pub struct Reading {
     pub as_of: Option<OffsetDateTime>,
 }
 
-/// Something that an eSIM reaches once.
+/// What is known of the plan of an eSIM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Which plan of the eSIM it is; 1 before any extension.
+    pub number: u32,
+    /// The most data that the provider has said of it, in bytes.
+    pub most_data: Option<u64>,
+    /// The latest end that the provider has said of it.
+    pub latest_end: Option<OffsetDateTime>,
+}
+
+impl Plan {
+    /// Of an eSIM of which nothing is known.
+    pub const FIRST: Self = Self {
+        number: 1,
+        most_data: None,
+        latest_end: None,
+    };
+
+    /// The plan after a reading. One with more data than ever before, or a later end, is the next
+    /// plan. A reading with less is late, or a mistake of the provider.
+    #[must_use]
+    pub fn after(self, reading: &Reading) -> Self {
+        let data_total = reading.data_total.filter(|total| *total > 0);
+        let has_more = self
+            .most_data
+            .zip(data_total)
+            .is_some_and(|(most, total)| total > most);
+        let latest_end = self.latest_end.zip(reading.ends_at);
+        let lasts_longer =
+            latest_end.is_some_and(|(latest, end)| end >= latest.saturating_add(A_NEW_END));
+        Self {
+            number: self
+                .number
+                .saturating_add(u32::from(has_more || lasts_longer)),
+            most_data: self.most_data.max(data_total),
+            latest_end: self.latest_end.max(reading.ends_at),
+        }
+    }
+}
+
+/// Something that an eSIM reaches once, or once with each plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Milestone {
     pub kind: EventKind,
@@ -52,11 +97,25 @@ impl Milestone {
         }
     }
 
+    /// What tells it apart from others of its kind of the same eSIM, such as `75`, or `75 #2` with
+    /// the second plan; `None` if there is no other.
+    pub fn detail(self, plan: &Plan) -> Option<String> {
+        let is_of_plan = !matches!(
+            self.kind,
+            EventKind::EsimInstalled | EventKind::EsimFirstUsed
+        );
+        let plan = (is_of_plan && plan.number > 1).then(|| format!("#{}", plan.number));
+        let threshold = self.threshold.map(|threshold| threshold.to_string());
+        let parts: Vec<String> = threshold.into_iter().chain(plan).collect();
+        (!parts.is_empty()).then(|| parts.join(" "))
+    }
+
     /// Its name among those that an eSIM has reached, such as `esim.low_data 75`.
-    pub fn name(self) -> String {
-        match self.threshold {
-            Some(threshold) => format!("{} {threshold}", self.kind.as_str()),
-            None => self.kind.as_str().to_owned(),
+    fn name(self, plan: &Plan) -> String {
+        let kind = self.kind.as_str();
+        match self.detail(plan) {
+            Some(detail) => format!("{kind} {detail}"),
+            None => kind.to_owned(),
         }
     }
 }
@@ -82,12 +141,18 @@ impl Reading {
         self.ends_at.is_some_and(|ends_at| ends_at <= now)
     }
 
-    /// What is news in it for an eSIM that has `reached` these milestones. `low_data` are the
-    /// percentages of used data that are told.
-    pub fn news(&self, reached: &[String], low_data: &[u8], now: OffsetDateTime) -> News {
+    /// What is news in it for an eSIM with this plan that has `reached` these milestones. `low_data`
+    /// are the percentages of used data that are told.
+    pub fn news(
+        &self,
+        plan: &Plan,
+        reached: &[String],
+        low_data: &[u8],
+        now: OffsetDateTime,
+    ) -> News {
         let mut news = News::default();
         let mut reach = |milestone: Milestone, is_told: bool| {
-            let name = milestone.name();
+            let name = milestone.name(plan);
             if !reached.contains(&name) && !news.reached.contains(&name) {
                 news.reached.push(name);
                 if is_told {
@@ -163,6 +228,9 @@ impl Reading {
     }
 }
 
+/// How much later the end of a plan must be to be that of another one. Providers round the end, and
+/// some say another one when the plan begins.
+const A_NEW_END: Duration = Duration::hours(12);
 /// The shortest and the longest pause between two looks at an eSIM. Providers count the data with a
 /// delay of one to three hours.
 const SHORTEST: Duration = Duration::hours(1);
@@ -197,8 +265,46 @@ mod tests {
     }
 
     fn told(reading: &Reading, reached: &[String]) -> Vec<String> {
-        let news = reading.news(reached, &LOW, NOW);
-        news.told.into_iter().map(Milestone::name).collect()
+        told_with(&Plan::FIRST, reading, reached)
+    }
+
+    fn told_with(plan: &Plan, reading: &Reading, reached: &[String]) -> Vec<String> {
+        let news = reading.news(plan, reached, &LOW, NOW);
+        let told = news.told.into_iter();
+        told.map(|milestone| milestone.name(plan)).collect()
+    }
+
+    #[test]
+    fn an_extended_esim_reaches_its_milestones_again() {
+        let first = Plan::FIRST.after(&used(1000));
+        let reached = used(1000).news(&first, &[], &LOW, NOW).reached;
+        // The provider does not count the extension yet, or says less than before.
+        let late = first.after(&used(1000)).after(&Reading {
+            data_total: Some(500),
+            ..used(500)
+        });
+        assert_eq!(late, first);
+        let extended = Reading {
+            data_total: Some(2000),
+            ..used(1500)
+        };
+        let second = late.after(&extended);
+        assert_eq!(second.number, 2);
+        assert_eq!(
+            told_with(&second, &extended, &reached),
+            ["esim.low_data 75 #2"]
+        );
+        let longer = first.after(&ending(4)).after(&ending(4 + 30));
+        assert_eq!(longer.number, 2);
+        assert_eq!(
+            told_with(&longer, &ending(3), &reached),
+            ["esim.expiring 3 #2"]
+        );
+        let rounded = Reading {
+            ends_at: Some(NOW + Duration::days(4) + Duration::hours(11)),
+            ..Reading::default()
+        };
+        assert_eq!(first.after(&ending(4)).after(&rounded).number, 1);
     }
 
     #[test]
@@ -214,7 +320,7 @@ mod tests {
         assert_eq!(told(&used(750), &in_use), ["esim.low_data 75"]);
         assert_eq!(told(&used(999), &in_use), ["esim.low_data 90"]);
         assert_eq!(told(&used(1000), &in_use), ["esim.used_up"]);
-        let all = used(2000).news(&in_use, &LOW, NOW).reached;
+        let all = used(2000).news(&Plan::FIRST, &in_use, &LOW, NOW).reached;
         assert_eq!(
             all,
             ["esim.used_up", "esim.low_data 90", "esim.low_data 75"]
@@ -227,7 +333,10 @@ mod tests {
 
     #[test]
     fn what_a_provider_does_not_say_is_no_news() {
-        assert_eq!(Reading::default().news(&[], &LOW, NOW), News::default());
+        assert_eq!(
+            Reading::default().news(&Plan::FIRST, &[], &LOW, NOW),
+            News::default()
+        );
         let nothing_bought = Reading {
             data_total: Some(0),
             ..used(0)
@@ -277,7 +386,7 @@ mod tests {
             let mut reached: Vec<String> = Vec::new();
             let mut all: Vec<Milestone> = Vec::new();
             for (reading, day) in readings {
-                let news = reading.news(&reached, &LOW, NOW + Duration::days(day));
+                let news = reading.news(&Plan::FIRST, &reached, &LOW, NOW + Duration::days(day));
                 prop_assert!(news.told.iter().all(|one| news.reached.contains(&one.name())));
                 reached.extend(news.reached);
                 for milestone in news.told {

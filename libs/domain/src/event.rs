@@ -29,6 +29,10 @@ pub enum EventKind {
     EsimExpired,
     /// The provider has the eSIM back.
     EsimReturned,
+    /// More data or days were added to the eSIM.
+    ExtensionReady,
+    /// Nothing was added to the eSIM, and nothing will be.
+    ExtensionFailed,
     /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
     /// invalid.
     KeyExpiring,
@@ -53,6 +57,8 @@ impl EventKind {
             Self::EsimExpiring => "esim.expiring",
             Self::EsimExpired => "esim.expired",
             Self::EsimReturned => "esim.returned",
+            Self::ExtensionReady => "extension.ready",
+            Self::ExtensionFailed => "extension.failed",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
         }

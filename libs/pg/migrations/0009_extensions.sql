@@ -49,19 +49,47 @@ CREATE INDEX extensions_topup ON extensions (topup_id, asked_at);
 CREATE INDEX extensions_parked ON extensions (provider, ended_at) WHERE state = 'parked';
 CREATE POLICY all_rows ON extensions USING (true) WITH CHECK (true);
 
--- What can be added to an eSIM now: the question, and the answer of the provider as a list of its packages.
 ALTER TABLE esim_requests
+    -- The plan of the eSIM, from 1 on, and the most data and the latest end that its provider has said of it. More of either is the
+    -- next plan, of which the partner is told again how it is used (`domain::esim_use`).
+    ADD COLUMN plan integer NOT NULL DEFAULT 1,
+    ADD COLUMN most_data bigint,
+    ADD COLUMN latest_end timestamptz,
+    -- What can be added to the eSIM now: the question, and the answer of the provider as a list of its packages.
     ADD COLUMN offers_asked_at timestamptz,
     ADD COLUMN offers jsonb,
     ADD COLUMN offers_at timestamptz,
     DROP CONSTRAINT esim_requests_bounds,
     ADD CONSTRAINT esim_requests_bounds CHECK (
         least(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at,
-              not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at) >= '0001-01-01 00:00:00+00'
+              not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end) >= '0001-01-01 00:00:00+00'
         AND greatest(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at,
-                     not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at) <= '9999-12-31 00:00:00+00'
+                     not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end) <= '9999-12-31 00:00:00+00'
         AND greatest(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back),
-                     octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers)) <= 100000) NOT VALID;
+                     octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers)) <= 100000
+        AND plan BETWEEN 1 AND 1000000000) NOT VALID;
+
+-- Begins the record of what a provider said of an eSIM, as before, and also returns what is known of its plan.
+DROP FUNCTION begin_reading(text);
+CREATE FUNCTION begin_reading(of_topup text)
+RETURNS TABLE (reached text[], age double precision, plan integer, most_data bigint, latest_end timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM FROM topups t JOIN placements p ON p.placement_id = t.placement_id JOIN orders o ON o.order_id = p.order_id
+    WHERE t.topup_id = of_topup AND o.erased_at IS NULL
+    FOR KEY SHARE OF o;
+    IF FOUND THEN
+        RETURN QUERY
+            SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8, r.plan,
+                   -- A row of before has only its last reading.
+                   greatest(r.most_data, r.data_total), greatest(r.latest_end, r.ends_at)
+            FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
+            WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
+            FOR UPDATE OF r;
+    END IF;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION begin_reading(text) FROM PUBLIC;
 
 -- The work that is about a topup and no delivery or placement.
 CREATE OR REPLACE FUNCTION work_of_topup(topup_id text) RETURNS uuid[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -73,17 +101,13 @@ ALTER POLICY work_of_stage ON work
                                   WHEN 'esim_notifier' THEN kind IN ('deliver', 'erase', 'moved', 'resend', 'notices')
                                   WHEN 'esim_ingress' THEN kind IN ('deliver', 'usage', 'give_back', 'extend') ELSE true END);
 
--- Whoever ends an extension tells its partner so. An eSIM that was extended has further milestones before it, so what it has
--- reached begins anew, and it is looked at soon if its partner wants to hear of its use.
+-- Whoever ends an extension tells its partner so. An eSIM that was extended is looked at soon if its partner wants to hear of its
+-- use, which `poll_esims` checks.
 CREATE FUNCTION extension_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
     IF NEW.state = 'added' THEN
-        UPDATE esim_requests
-        SET reached = ARRAY (SELECT name FROM unnest(reached) AS name
-                             WHERE name !~ '^esim\.(low_data|used_up|expiring|expired)'),
-            poll_at = CASE WHEN poll_at IS NOT NULL THEN now() END
-        WHERE topup_id = NEW.topup_id;
+        UPDATE esim_requests SET poll_at = now() WHERE topup_id = NEW.topup_id;
     END IF;
     PERFORM make_events(
         CASE NEW.state WHEN 'added' THEN 'extension.ready' ELSE 'extension.failed' END, NEW.topup_id, NEW.extension_id::text,

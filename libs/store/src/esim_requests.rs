@@ -19,6 +19,7 @@ pub use domain::Reading;
 use domain::{
     EsimChangeState, Iccid, OrderId, PartnerId, TopupId,
     esim_change::{EsimChange, EsimChangeEvent},
+    esim_use::Plan,
 };
 use pg::{Error, Result, Transaction, TransactionEnd, age, count, seconds, transaction, unsigned};
 use serde::{Deserialize, Serialize};
@@ -324,14 +325,21 @@ pub async fn record_reading(
 ) -> Result<()> {
     transaction!(connection, "esim_requests::record_reading", |transaction| {
         let query = sqlx::query!(
-            r#"SELECT reached AS "reached!", age AS "age!", now() AS "now!" FROM begin_reading($1)"#,
+            r#"SELECT reached AS "reached!", age AS "age!", plan AS "plan!", most_data, latest_end, now() AS "now!"
+               FROM begin_reading($1)"#,
             topup_id.as_str(),
         );
         let Some(before) = query.fetch_optional(&mut **transaction).await? else {
             return Ok(TransactionEnd::Rollback(()));
         };
         let now = before.now;
-        let news = reading.news(&before.reached, low_data, now);
+        let plan = Plan {
+            number: unsigned(before.plan),
+            most_data: before.most_data.and_then(|bytes| u64::try_from(bytes).ok()),
+            latest_end: before.latest_end,
+        }
+        .after(reading);
+        let news = reading.news(&plan, &before.reached, low_data, now);
         let next_look = reading.next_look(time::Duration::seconds_f64(before.age), now);
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let statement = sqlx::query!(
@@ -341,7 +349,8 @@ pub async fn record_reading(
              UPDATE esim_requests
              SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
                  usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL, polled_at = NULL,
-                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN $8::timestamptz END
+                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN $8::timestamptz END,
+                 plan = $9, most_data = $10, latest_end = $11
              WHERE topup_id = $1",
             topup_id.as_str(),
             reading.installed,
@@ -351,6 +360,9 @@ pub async fn record_reading(
             reading.as_of,
             &news.reached,
             next_look,
+            pg::signed(plan.number),
+            plan.most_data.map(bytes),
+            plan.latest_end,
         );
         statement.execute(&mut **transaction).await?;
         for milestone in news.told {
@@ -365,7 +377,7 @@ pub async fn record_reading(
                 "SELECT tell_of_use($1, $2, $3, $4::text::jsonb)",
                 topup_id.as_str(),
                 milestone.kind.as_str(),
-                milestone.threshold.map(|threshold| threshold.to_string()),
+                milestone.detail(&plan),
                 says,
             );
             statement.execute(&mut **transaction).await?;

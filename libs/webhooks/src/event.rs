@@ -17,7 +17,7 @@ use store::{
         events::{EventContent, Subject},
         notices::NoticeContent,
     },
-    esim_requests::UseContent,
+    esim_requests::{EsimChangeReason, UseContent},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::{
@@ -95,6 +95,7 @@ enum Data<'a> {
     TopupFailed(TopupFailedData<'a>),
     OfTopup(TopupData<'a>),
     Use(EsimUseData<'a>),
+    Extension(ExtensionData<'a>),
     OrderCancelled(OrderCancelledData<'a>),
     KeyExpiring(KeyExpiringData<'a>),
     WebhookTest(WebhookTestData<'a>),
@@ -161,6 +162,38 @@ struct EsimUseData<'a> {
     #[serde(with = "rfc3339")]
     #[schema(value_type = String, format = DateTime)]
     read_at: OffsetDateTime,
+}
+
+/// The extension that has ended, and the topup whose eSIM it is for.
+#[derive(Serialize, ToSchema)]
+struct ExtensionData<'a> {
+    #[schema(example = "20250129123456123456789012")]
+    topup_id: &'a str,
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// Your own id of the extension.
+    #[schema(example = "A-1042-more")]
+    external_id: &'a str,
+    /// What was to be added.
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
+    /// Whether the provider has sold another eSIM instead. Then the webhook of the topup comes again,
+    /// with the new eSIM.
+    new_esim: bool,
+    /// Why nothing was added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the provider does not add this to the eSIM")]
+    error: Option<String>,
+}
+
+/// Why an extension was refused, as its partner is told.
+pub fn extension_error(reason: Option<&str>, message: Option<&str>) -> String {
+    let reason = reason.and_then(|name| name.parse::<EsimChangeReason>().ok());
+    let reason = reason.map_or("nothing was added", EsimChangeReason::of_extension);
+    match message {
+        Some(message) => format!("{reason}: {message}"),
+        None => reason.to_owned(),
+    }
 }
 
 /// The order that was cancelled.
@@ -312,6 +345,21 @@ impl<'a> EventBody<'a> {
                     read_at: *read_at,
                 }),
             },
+            Subject::Extension {
+                kind,
+                topup_id,
+                external_order_id,
+                extension,
+            } => Data::Extension(ExtensionData {
+                topup_id,
+                external_order_id,
+                external_id: &extension.external_id,
+                option_id: extension.option_id,
+                new_esim: extension.has_new_profile,
+                error: (*kind == EventKind::ExtensionFailed).then(|| {
+                    extension_error(extension.reason.as_deref(), extension.message.as_deref())
+                }),
+            }),
             Subject::OrderCancelled {
                 external_order_id,
                 units,
@@ -382,6 +430,22 @@ pub fn described(kind: EventKind) -> Option<EventDescription> {
             ),
             meaning: "nothing of an order was bought, and nothing of it will be. One program that cancels an order tells the others so.",
             data: named::<OrderCancelledData>(),
+        },
+        EventKind::ExtensionReady => EventDescription {
+            summary: "An eSIM was extended",
+            sent: Cow::Borrowed(
+                "Sent when an extension of `POST /topups/{topup_id}/extensions` has ended as `added`, and only if you asked for it with `PUT /webhook`. In the sandbox extend an eSIM by the option `extension`.",
+            ),
+            meaning: "more data or days were added to an eSIM.",
+            data: named::<ExtensionData>(),
+        },
+        EventKind::ExtensionFailed => EventDescription {
+            summary: "An eSIM was not extended",
+            sent: Cow::Borrowed(
+                "Sent when it is certain that nothing is added by an extension, and only if you asked for it with `PUT /webhook`. In the sandbox extend an eSIM by the option `extension-expired`.",
+            ),
+            meaning: "nothing was added to an eSIM, nothing will be, and nothing is to be paid.",
+            data: named::<ExtensionData>(),
         },
         EventKind::EsimInstalled => of_use(
             "An eSIM is installed",

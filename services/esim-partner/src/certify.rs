@@ -289,6 +289,7 @@ async fn bodies(endpoint: &mut Endpoint, secret: &Secret) {
 /// The data of events about a topup, and about the use of its eSIM.
 const OF_TOPUP: &str = r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18"}"#;
 const OF_USE: &str = r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18","installed":true,"data_total_bytes":1073741824,"data_used_bytes":1073741824,"ends_at":"2000-01-31T00:00:00Z","as_of":null,"read_at":"2000-01-30T00:00:00Z","threshold":90}"#;
+const OF_EXTENSION: &str = r#"{"topup_id":"20000101000000000000000018","external_order_id":"certify-18","external_id":"certify-18-more","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","new_esim":false}"#;
 
 /// The check of events of a kind: its name, what it sends, and an example of the data. `None` for
 /// what is no event.
@@ -311,6 +312,14 @@ fn example(kind: EventKind) -> Option<[&'static str; 3]> {
             "event_order_cancelled",
             "an order.cancelled",
             r#"{"external_order_id":"certify-18","units":1}"#,
+        ]),
+        EventKind::ExtensionReady => {
+            Some(["event_extension_ready", "an extension.ready", OF_EXTENSION])
+        }
+        EventKind::ExtensionFailed => Some([
+            "event_extension_failed",
+            "an extension.failed",
+            OF_EXTENSION,
         ]),
         EventKind::EsimReturned => Some(["event_esim_returned", "an esim.returned", OF_TOPUP]),
         EventKind::EsimInstalled => Some(["event_esim_installed", "an esim.installed", OF_USE]),

@@ -21,6 +21,7 @@ mod delivery_list;
 mod endpoints;
 mod esims;
 mod events;
+mod extensions;
 pub(crate) mod fields;
 mod groups;
 mod keys;
@@ -105,6 +106,10 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
                 get(Read, esims::give_back_state),
                 post(Order, esims::give_back),
             ],
+        ),
+        (
+            "/topups/{topup_id}/extensions",
+            vec![get(Read, extensions::list), post(Order, extensions::order)],
         ),
         ("/options", vec![get(Read, options::list)]),
         ("/account", vec![get(Read, account::show)]),

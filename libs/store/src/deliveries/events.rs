@@ -58,6 +58,13 @@ pub enum Subject {
         /// What its provider says; `None` if the event follows from something else.
         usage: Option<UseContent>,
     },
+    /// An extension of the eSIM of a topup has ended.
+    Extension {
+        kind: EventKind,
+        topup_id: String,
+        external_order_id: String,
+        extension: ExtensionContent,
+    },
     OrderCancelled {
         external_order_id: String,
         units: u32,
@@ -77,6 +84,21 @@ pub enum Subject {
         kind: NoticeKind,
         notice: NoticeContent,
     },
+}
+
+/// What an event about an extension says beside the topup. A trigger writes it when the extension
+/// ends.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct ExtensionContent {
+    /// The partner's own id of it.
+    pub external_id: String,
+    pub option_id: OptionId,
+    /// Whether the topup has a new eSIM by it.
+    pub has_new_profile: bool,
+    /// Why nothing was added: a name of [`EsimChangeReason`](crate::esim_requests::EsimChangeReason).
+    pub reason: Option<String>,
+    /// What the provider said.
+    pub message: Option<String>,
 }
 
 /// What an `order.cancelled` says beside its order.
@@ -122,6 +144,12 @@ impl Subject {
                     units: says.units,
                 }
             }
+            EventKind::ExtensionReady | EventKind::ExtensionFailed => Self::Extension {
+                kind,
+                topup_id: columns.topup_id?,
+                external_order_id: columns.external_order_id?,
+                extension: serde_json::from_str(&columns.notice?).ok()?,
+            },
             EventKind::TopupOnHold
             | EventKind::EsimReturned
             | EventKind::EsimInstalled
@@ -177,7 +205,7 @@ impl Subject {
     pub fn name(&self) -> &'static str {
         match self {
             Self::TopupFailed { .. } => EventKind::TopupFailed.as_str(),
-            Self::OfTopup { kind, .. } => kind.as_str(),
+            Self::OfTopup { kind, .. } | Self::Extension { kind, .. } => kind.as_str(),
             Self::OrderCancelled { .. } => EventKind::OrderCancelled.as_str(),
             Self::KeyExpiring { .. } => EventKind::KeyExpiring.as_str(),
             Self::WebhookTest { .. } => EventKind::WebhookTest.as_str(),

@@ -407,6 +407,45 @@ pub(crate) enum ErrorCode {
 
     #[strum(props(
         status = 409,
+        message = "The eSIM is being extended, so it cannot be given back now"
+    ))]
+    EsimExtending,
+
+    #[strum(props(
+        status = 409,
+        message = "The eSIM is being given back, so it cannot be extended"
+    ))]
+    GiveBackOpen,
+
+    #[strum(props(
+        status = 409,
+        message = "The external_id names another extension of your account"
+    ))]
+    ExtensionDiffers,
+
+    #[strum(props(
+        status = 409,
+        message = "Another extension of the eSIM is under way or on hold: {}"
+    ))]
+    ExtensionOpen,
+
+    #[strum(props(status = 409, message = "This option cannot be added to this eSIM"))]
+    ExtensionNotOffered,
+
+    #[strum(props(
+        status = 409,
+        message = "The provider does not add this to the eSIM: {}"
+    ))]
+    ExtensionRefused,
+
+    #[strum(props(
+        status = 409,
+        message = "Nothing was added to the eSIM; order it again later, with a new external_id"
+    ))]
+    ExtensionFailed,
+
+    #[strum(props(
+        status = 409,
         message = "The event cannot be sent again: it is a test, you no longer ask for its type, or it is no longer true"
     ))]
     EventVoid,

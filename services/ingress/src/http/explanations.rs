@@ -351,6 +351,33 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              an hour, or because we looked into it and found it in its place. Ask again \
              later."
         }
+        ErrorCode::EsimExtending => {
+            "An extension of the eSIM is under way or on hold. Ask again when that has ended."
+        }
+        ErrorCode::GiveBackOpen => {
+            "The eSIM is being given back, or may be, so it cannot be extended."
+        }
+        ErrorCode::ExtensionDiffers => {
+            "You have ordered another extension with this external_id: of another eSIM, or by \
+             another option. This request bought nothing. Use a new id."
+        }
+        ErrorCode::ExtensionOpen => {
+            "Another extension of this eSIM, which the message names, is under way or on hold. \
+             This request bought nothing. Order again when that has ended."
+        }
+        ErrorCode::ExtensionNotOffered => {
+            "The option cannot be added to this eSIM: we do not sell it, or its provider does \
+             not extend this eSIM. `GET /topups/{topup_id}/extensions` lists what can be added."
+        }
+        ErrorCode::ExtensionRefused => {
+            "The provider does not add this to the eSIM; the message says why if the provider \
+             did. For example, the eSIM has expired. Nothing was added, and nothing is to be paid."
+        }
+        ErrorCode::ExtensionFailed => {
+            "Nothing was added, because the provider could not be asked for half an hour, or \
+             because we looked into it and found nothing. Order it again later, with a new \
+             external_id."
+        }
         ErrorCode::EventVoid => {
             "The event cannot be sent again: it is a test, you no longer ask for events of \
              its type, or it is no longer true, because the failed topup has become ready \

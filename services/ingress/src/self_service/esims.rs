@@ -23,6 +23,7 @@ use serde::Serialize;
 use store::esim_requests::{EsimChangeReason, Reading, UsageFailure};
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 use super::{
@@ -34,7 +35,7 @@ use crate::http::{codes::ErrorCode, error::ApiError};
 /// How old a provider's answer about the data use of an eSIM may be to be served again. An older
 /// one is served only if the provider does not answer now. Providers count the data with a delay of
 /// an hour or more, so asking more often shows nothing new.
-const USAGE_FRESH: Duration = Duration::from_mins(5);
+pub(super) const USAGE_FRESH: Duration = Duration::from_mins(5);
 /// Maximum time that a request about a delivered eSIM waits for the provider. After this time a
 /// question about the data use gets the last answer, or a 503 with Retry-After if there is none. A
 /// give-back gets a 202 and goes on. It is longer than `PROVIDER_TIMEOUT` of the provisioner by
@@ -44,7 +45,7 @@ const ESIM_REQUEST_WAIT: Duration = Duration::from_secs(12);
 /// The pause between two looks for the answer.
 const LOOK: Duration = Duration::from_millis(200);
 /// What `Retry-After` says if a provider does not answer.
-const UNANSWERED: Duration = Duration::from_secs(30);
+pub(super) const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// What the provider says about a delivered eSIM. Each value is null if the provider does not say it.
 #[derive(Serialize, ToSchema)]
@@ -104,7 +105,7 @@ impl<'a> UsageResponse<'a> {
 /// `returned` (nobody can install it any more) or `refused` (it stays yours).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = EsimChangeState)]
+#[schema(as = GiveBackState)]
 enum State {
     /// You have not asked for it.
     NotAsked,
@@ -179,7 +180,7 @@ fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
 }
 
 /// Reads what was asked about a unit of the partner.
-async fn read(session: &Session, id: &TopupId) -> Result<EsimRequests, ApiError> {
+pub(super) async fn read(session: &Session, id: &TopupId) -> Result<EsimRequests, ApiError> {
     let reading = session.read(async |connection, partner| {
         let found = esims::requests(connection, partner, id).await?;
         or_archived(found, is_topup_archived(connection, partner, id)).await
@@ -188,7 +189,7 @@ async fn read(session: &Session, id: &TopupId) -> Result<EsimRequests, ApiError>
 }
 
 /// Refuses a question about a unit that is not with the partner.
-fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
+pub(super) fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
     let error = |code: ErrorCode, message: &str| ApiError::Plain {
         code,
         message: message.into(),
@@ -207,24 +208,56 @@ fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
     }
 }
 
-/// Looks at the row until `is_answered`, the time is over or the process stops.
+/// Looks at the row of a unit until `is_answered`, the time is over or the process stops.
 async fn wait(
     session: &Session,
     id: &TopupId,
     is_answered: impl Fn(&EsimRequests) -> bool,
 ) -> Result<EsimRequests, ApiError> {
-    let stop = &session.service().stop;
-    let deadline = Instant::now() + ESIM_REQUEST_WAIT;
+    let mut patience = Patience::of(session);
     loop {
-        let late = Instant::now() >= deadline || stop.is_cancelled();
-        match read(session, id).await {
-            Ok(requests) if late || is_answered(&requests) => return Ok(requests),
-            Err(error) if late => return Err(error),
-            // A database that is busy delays only this answer, so an error is tolerated until the
-            // time is over.
+        let seen = read(session, id).await;
+        if let Some(answer) = patience.judge(seen, &is_answered).await {
+            return answer;
+        }
+    }
+}
+
+/// How long a request waits until a provisioner has answered, and how often it looks.
+pub(super) struct Patience {
+    deadline: Instant,
+    is_late: bool,
+    stop: CancellationToken,
+}
+
+impl Patience {
+    pub(super) fn of(session: &Session) -> Self {
+        let deadline = Instant::now() + ESIM_REQUEST_WAIT;
+        Self {
+            deadline,
+            is_late: false,
+            stop: session.service().stop.clone(),
+        }
+    }
+
+    /// What is told after this look, or `None`, once it is time for the next one. A database that is
+    /// busy delays only the answer, so an error is tolerated until the time is over, or the process
+    /// stops.
+    pub(super) async fn judge<T>(
+        &mut self,
+        seen: Result<T, ApiError>,
+        is_answered: &impl Fn(&T) -> bool,
+    ) -> Option<Result<T, ApiError>> {
+        match seen {
+            Ok(seen) if self.is_late || is_answered(&seen) => return Some(Ok(seen)),
+            Err(error) if self.is_late => return Some(Err(error)),
             Ok(_) | Err(_) => {}
         }
-        stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
+        self.stop
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await;
+        self.is_late = Instant::now() >= self.deadline || self.stop.is_cancelled();
+        None
     }
 }
 
@@ -288,7 +321,7 @@ pub(super) async fn usage(
         (status = 202, description = "The give-back is under way or on hold", body = GivenBack),
         (status = 404, response = crate::http::described::NotFound),
         (status = 410, response = crate::http::described::Archived),
-        (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message)))]
+        (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is being extended (`esim_extending`), not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message)))]
 pub(super) async fn give_back(
     session: Session,
     PathId(id): PathId<TopupId>,
@@ -297,6 +330,9 @@ pub(super) async fn give_back(
     let state = before.give_back.as_ref().map(|asked| asked.state);
     if matches!(state, None | Some(EsimChangeState::Refused)) {
         delivered(&before)?;
+        if before.extending {
+            return Err(ErrorCode::EsimExtending.into());
+        }
         let rates = session.gate().admission.rates.of(&session.partner);
         rates.count_esim_request()?;
         let asking = session
@@ -309,8 +345,12 @@ pub(super) async fn give_back(
     })
     .await?;
     let Some(asked) = &after.give_back else {
-        // Its fields were erased after the first look.
-        return Err(ErrorCode::TopupErased.into());
+        // Its fields were erased, or an extension was ordered, after the first look.
+        return Err(if after.extending {
+            ErrorCode::EsimExtending.into()
+        } else {
+            ErrorCode::TopupErased.into()
+        });
     };
     match asked.state {
         EsimChangeState::Done => Ok(json(StatusCode::OK, &GivenBack::new(&id, Some(asked)))),
