@@ -4,7 +4,7 @@
 
 /// The name of each option with what a partner sees after it has ordered it. `esim-partner trigger`
 /// expects a 422 if the text begins with one.
-pub const OPTIONS: [(&str, &str); 20] = [
+pub const OPTIONS: [(&str, &str); 25] = [
     ("ready", "201, and the webhook at once"),
     ("delayed", "201, and the webhook about 2 s later"),
     (
@@ -66,6 +66,26 @@ pub const OPTIONS: [(&str, &str); 20] = [
     (
         "return-unclear",
         "201, and the webhook at once; a give-back stays `under_way`, and is `on_hold` after about 30 minutes",
+    ),
+    (
+        "extension",
+        "201, and the webhook at once; as an extension it adds 5 GB and 30 days",
+    ),
+    (
+        "extension-lost",
+        "201, and the webhook a little later; as an extension it adds the same, and we find it although the provider's answer is lost",
+    ),
+    (
+        "extension-late",
+        "201, and the webhook a little later; as an extension it adds the same 5 s after the provider's answer is lost",
+    ),
+    (
+        "extension-expired",
+        "201, and the webhook at once; as an extension it is refused, because the eSIM has expired meanwhile",
+    ),
+    (
+        "extension-other",
+        "201, and the webhook at once; as an extension it sells another eSIM instead",
     ),
     (
         "stored-then-500",

@@ -1,5 +1,5 @@
-//! What becomes of a unit after its delivery: how much of its data is used, and whether it can be
-//! given back. It follows from the script of its option, from its age and from the ledger, so all
+//! What becomes of a unit after its delivery: how much of its data is used, what is added to it, and
+//! whether it can be given back. It follows from the script of its option, from its age and from the ledger, so all
 //! protocols and a restarted sandbox agree on it.
 
 use std::sync::Arc;
@@ -9,9 +9,12 @@ use time::{Duration, OffsetDateTime};
 
 use crate::{
     error::SandboxError,
+    ledger::{Ledger, Repeats},
     profile::UnitNumber,
-    purchase::LedgerPurchase,
-    script::{self, AfterDeliveryScript},
+    protocol::Product,
+    purchase::{LedgerExtension, LedgerPurchase},
+    sale,
+    script::{self, AfterDeliveryScript, AtExtend, ScriptedRefusal},
     state::Sandbox,
 };
 
@@ -41,6 +44,8 @@ fn running_out(age: Duration) -> u64 {
 /// A unit after its delivery.
 pub struct UnitInUse {
     pub unit: UnitNumber,
+    /// The extensions that have taken effect.
+    pub extensions: Vec<LedgerExtension>,
     pub bought_at: OffsetDateTime,
     pub is_installed: bool,
     pub is_canceled: bool,
@@ -49,6 +54,10 @@ pub struct UnitInUse {
     pub total: u64,
     pub ends_at: OffsetDateTime,
 }
+
+/// What an extension adds: the data, in bytes, and the days.
+pub const ADDS: u64 = TOTAL;
+pub const ADDS_DAYS: Duration = LASTS;
 
 /// How a give-back ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,16 +93,27 @@ pub fn look(
     if is_canceled && after == AfterDeliveryScript::UnclearReturn {
         return Err(SandboxError::Failed);
     }
-    Ok(Some(of(&purchase, unit, after, is_canceled)))
+    Ok(Some(of(
+        &sandbox.ledger,
+        &purchase,
+        unit,
+        after,
+        is_canceled,
+    )))
 }
 
 /// A unit of a purchase, without the faults of its script.
 pub fn of(
+    ledger: &Ledger,
     purchase: &LedgerPurchase,
     unit: UnitNumber,
     after: AfterDeliveryScript,
     is_canceled: bool,
 ) -> UnitInUse {
+    let now = clock::now();
+    let extensions =
+        ledger.extensions(|one| one.unit == unit && one.instead.is_none() && one.at <= now);
+    let times = u32::try_from(extensions.len()).unwrap_or(u32::MAX);
     let is_installed = after.is_installed();
     let lasts = match after {
         AfterDeliveryScript::RunsOut => RUN_OUT,
@@ -105,13 +125,90 @@ pub fn of(
         is_installed,
         is_canceled,
         used: match after {
-            AfterDeliveryScript::RunsOut => running_out(clock::now() - purchase.at),
+            AfterDeliveryScript::RunsOut => running_out(now - purchase.at),
             _ if is_installed => USED,
             _ => 0,
         },
-        total: TOTAL,
-        ends_at: purchase.at.saturating_add(lasts).truncate_to_second(),
+        total: TOTAL + ADDS * u64::from(times),
+        ends_at: purchase
+            .at
+            .saturating_add(lasts.saturating_add(ADDS_DAYS * times))
+            .truncate_to_second(),
+        extensions,
     }
+}
+
+/// How an extension ended. In all other cases it ends with a [`SandboxError`].
+pub enum ExtendResult {
+    Done(LedgerExtension),
+    /// A script refuses it; nothing was added.
+    Refused(ScriptedRefusal),
+    /// The eSIM has expired, or is cancelled.
+    Over,
+    /// There is no such unit.
+    Unknown,
+}
+
+/// Adds an option to a unit. `extension_id` is empty in a protocol that has no id for it, and
+/// `repeats` says what a second extension with the same id does.
+pub async fn extend(
+    sandbox: &Sandbox,
+    extension_id: String,
+    unit: Option<UnitNumber>,
+    option_id: String,
+    repeats: Repeats,
+) -> Result<ExtendResult, SandboxError> {
+    let Some(esim) = look(sandbox, unit)? else {
+        return Ok(ExtendResult::Unknown);
+    };
+    let now = clock::now();
+    let script = script::of(&option_id);
+    if esim.is_canceled || esim.ends_at <= now || script.at_extend == AtExtend::HasExpired {
+        return Ok(ExtendResult::Over);
+    }
+    let attempts = if extension_id.is_empty() {
+        format!("extension of {}", esim.unit)
+    } else {
+        extension_id.clone()
+    };
+    let is_same = |one: &LedgerExtension| one.extension_id == extension_id;
+    let is_repeated = !extension_id.is_empty() && !sandbox.ledger.extensions(is_same).is_empty();
+    if is_repeated && repeats == Repeats::Refused {
+        return Err(SandboxError::Duplicate);
+    }
+    if let Some(refusal) = sale::begin(sandbox, &attempts, script.at_post)? {
+        return Ok(ExtendResult::Refused(refusal));
+    }
+    let instead = match script.at_extend {
+        AtExtend::SellsAnother => {
+            let product = Product {
+                option_id: option_id.clone(),
+                qty: 1,
+            };
+            let bought = sandbox
+                .ledger
+                .buy(attempts, vec![product], now, Repeats::Bought);
+            bought.map_err(SandboxError::Ledger)?
+        }
+        _ => None,
+    };
+    let delay = match script.at_extend {
+        AtExtend::AddsAfter(delay) => delay,
+        _ => std::time::Duration::ZERO,
+    };
+    let extension = LedgerExtension {
+        at: now + delay,
+        extension_id,
+        unit: esim.unit,
+        option_id,
+        instead: instead.map(|purchase| purchase.first_unit),
+    };
+    let is_new = sandbox.ledger.extend(extension.clone(), repeats);
+    if !is_new.map_err(SandboxError::Ledger)? {
+        return Err(SandboxError::Duplicate);
+    }
+    sale::end(sandbox, script.at_post).await?;
+    Ok(ExtendResult::Done(extension))
 }
 
 /// Takes a unit back.

@@ -1,4 +1,4 @@
-//! The ledger: every purchase that was made and every unit that was cancelled.
+//! The ledger: every purchase and extension that was made, and every unit that was cancelled.
 //!
 //! The file ([`crate::journal`]) is the truth, and an index in memory ([`Accounts`]) answers the
 //! requests. [`Ledger::buy`] returns only after the purchase is in the file, so a purchase that was
@@ -7,7 +7,7 @@
 //! the page cache, which costs less than handing it to another thread.
 //!
 //! The first line of the file is `opened`, with the seed from which all activation codes derive;
-//! then follows one line per purchase or cancellation:
+//! then follows one line per purchase, extension or cancellation:
 //!
 //! ```text
 //! {"opened":{"version":1,"first_unit":512345678901234,"seed":"…"}}
@@ -31,8 +31,8 @@ use crate::{
     journal::Journal,
     profile::{self, FIRST_UNITS, Seed, UnitNumber},
     protocol::{Product, ProfileAnswer},
-    purchase::LedgerPurchase,
-    summary::LedgerSummary,
+    purchase::{LedgerExtension, LedgerPurchase},
+    summary::{ExtensionSummary, LedgerSummary},
 };
 
 /// The format of the file. A file of another version is refused.
@@ -46,6 +46,7 @@ enum Record<P> {
     /// The first line.
     Opened(Opened),
     Bought(P),
+    Extended(LedgerExtension),
     Canceled {
         at_ms: i64,
         unit: UnitNumber,
@@ -125,6 +126,8 @@ struct Accounts {
     purchases: Vec<Arc<LedgerPurchase>>,
     /// The positions in `purchases` of each order id's purchases.
     by_order_id: HashMap<String, Vec<usize>>,
+    /// In the order of their sale.
+    extensions: Vec<LedgerExtension>,
     canceled: BTreeSet<UnitNumber>,
 }
 
@@ -154,6 +157,11 @@ impl Ledger {
                         purchase.first_unit
                     );
                     accounts.enter(purchase);
+                }
+                (Record::Extended(extension), _) => {
+                    let unit = extension.unit;
+                    ensure!(accounts.sold(unit), "unit {unit} was never bought");
+                    accounts.extensions.push(extension);
                 }
                 (Record::Canceled { unit, .. }, _) => {
                     ensure!(accounts.sold(unit), "unit {unit} was never bought");
@@ -203,6 +211,32 @@ impl Ledger {
         };
         journal.append(&Record::Bought(&purchase))?;
         Ok(Some(accounts.enter(purchase)))
+    }
+
+    /// Enters an extension, which is in the file then. `false` means that its id was used before
+    /// and that `repeats` refuses a repetition. An empty id is none.
+    pub fn extend(&self, extension: LedgerExtension, repeats: Repeats) -> io::Result<bool> {
+        let mut books = self.lock();
+        let Books { journal, accounts } = &mut *books;
+        let is_same = |one: &LedgerExtension| one.extension_id == extension.extension_id;
+        if repeats == Repeats::Refused
+            && !extension.extension_id.is_empty()
+            && accounts.extensions.iter().any(is_same)
+        {
+            return Ok(false);
+        }
+        let at = extension.at.truncate_to_millisecond();
+        let extension = LedgerExtension { at, ..extension };
+        journal.append(&Record::<()>::Extended(extension.clone()))?;
+        accounts.extensions.push(extension);
+        Ok(true)
+    }
+
+    /// The extensions that are wanted, in the order of their sale.
+    pub fn extensions(&self, is_wanted: impl Fn(&LedgerExtension) -> bool) -> Vec<LedgerExtension> {
+        let books = self.lock();
+        let extensions = books.accounts.extensions.iter();
+        extensions.filter(|one| is_wanted(one)).cloned().collect()
     }
 
     /// Whether the order id has bought before.
@@ -275,9 +309,14 @@ impl Ledger {
                 canceled: accounts.canceled.clone(),
             }
         };
+        let extensions = self.extensions(|one| order_id.is_none_or(|id| id == one.extension_id));
         // Counted after the lock is released, because counting may take long and purchases must not
         // wait for it.
-        LedgerSummary::of(&purchases, &canceled, order_id.is_some())
+        let summary = LedgerSummary::of(&purchases, &canceled, order_id.is_some());
+        LedgerSummary {
+            extensions: extensions.into_iter().map(ExtensionSummary::of).collect(),
+            ..summary
+        }
     }
 
     /// The purchase that begins with this unit.
@@ -403,6 +442,36 @@ mod tests {
             buy(&again, "three", &[("a", 1)]).unwrap().first_unit,
             two.first_unit + 1
         );
+    }
+
+    #[test]
+    fn a_reopened_ledger_has_its_extensions_and_refuses_a_repeated_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let ledger = Ledger::open(&path).unwrap();
+        let one = buy(&ledger, "one", &[("a", 1)]).unwrap();
+        let extension = |id: &str| LedgerExtension {
+            at: NOW,
+            extension_id: id.to_owned(),
+            unit: one.first_unit,
+            option_id: "a".to_owned(),
+            instead: None,
+        };
+        for (id, repeats, is_sold) in [
+            ("e", Repeats::Refused, true),
+            ("e", Repeats::Refused, false),
+            ("e", Repeats::Bought, true),
+            ("", Repeats::Refused, true),
+            ("", Repeats::Refused, true),
+        ] {
+            assert_eq!(ledger.extend(extension(id), repeats).unwrap(), is_sold);
+        }
+        let all = ledger.extensions(|_| true);
+        assert_eq!(all.len(), 4);
+        drop(ledger);
+        let again = Ledger::open(&path).unwrap();
+        assert_eq!(again.extensions(|_| true), all);
+        assert_eq!(again.extensions(|one| one.extension_id == "e").len(), 2);
     }
 
     #[test]

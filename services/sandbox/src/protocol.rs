@@ -29,6 +29,8 @@ pub mod code {
     pub const CANCELED_BEFORE: &str = "9002";
     /// In a cancellation: the eSIM is installed.
     pub const INSTALLED: &str = "9004";
+    /// In an extension: the state of the eSIM does not allow it. Made up.
+    pub const OVER: &str = "9006";
     /// In a query: there is no such topup.
     pub const QUERY_NO_TOPUP: &str = "1001";
     /// In a query: the eSIM has used no data yet.
@@ -141,6 +143,89 @@ pub struct DailyUsage {
 pub struct DayUsage {
     pub date: String,
     pub usage_mb: u64,
+}
+
+/// Body of `POST /api/v2/extend`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtendBody {
+    /// The caller's id of the extension. USIMSA has none.
+    #[serde(default)]
+    pub extension_id: String,
+    pub topup_id: String,
+    pub option_id: String,
+}
+
+/// The body of the answer to it. The fields of a profile are there if another eSIM was sold.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtendAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    /// `YYYY-MM-DD`, of the eSIM that was extended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expired_date: Option<String>,
+    /// Of the other eSIM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topup_id: Option<String>,
+    #[serde(flatten)]
+    pub profile: Option<ProfileAnswer>,
+}
+
+/// The body of the answer to `GET /api/v2/extend/{extensionId}`, which only the sandbox has.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtensionAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    pub extension_id: String,
+    /// The eSIM that was to be extended.
+    pub topup_id: String,
+    pub option_id: String,
+    /// `READY` once it has taken effect.
+    pub status: UnitStatus,
+    /// Of the other eSIM, if one was sold.
+    #[serde(flatten)]
+    pub profile: Option<ProfileAnswer>,
+}
+
+/// The body of the answer to `GET /api/v2/topup/{topupId}/extensions`, which only the sandbox has.
+#[derive(Serialize)]
+pub struct ExtensionsAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    pub extensions: Vec<ListedExtension>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedExtension {
+    pub option_id: String,
+    pub name: &'static str,
+    pub bytes: u64,
+    pub days: i64,
+}
+
+/// The body of the answer to `GET /api/v2/topup/{topupId}`.
+#[derive(Serialize)]
+pub struct TopupAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    pub topup: ShownTopup,
+}
+
+/// An eSIM; times are without a zone, which means UTC.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShownTopup {
+    pub topup_id: String,
+    pub create_time: String,
+    pub active_time: String,
+    pub expire_time: String,
+    /// MB.
+    pub usage: u64,
+    pub status: &'static str,
+    pub activation_status: &'static str,
 }
 
 /// The body of the answer to `GET /api/v2/iccid/{iccid}/device`.

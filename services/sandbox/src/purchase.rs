@@ -1,4 +1,4 @@
-//! A purchase, as the ledger keeps it.
+//! A purchase and an extension, as the ledger keeps them.
 
 use std::ops::Range;
 
@@ -41,4 +41,20 @@ impl LedgerPurchase {
             .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
         (self.first_unit..).zip(options)
     }
+}
+
+/// An extension: data and days that were added to a unit, or another unit that was sold instead.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct LedgerExtension {
+    /// When it takes effect, which may be later than its sale; to the millisecond.
+    #[serde(rename = "at_ms", with = "time::serde::timestamp::milliseconds")]
+    pub at: OffsetDateTime,
+    /// The caller's id of the extension; empty in a protocol that has none.
+    pub extension_id: String,
+    /// The unit that was to be extended.
+    pub unit: UnitNumber,
+    pub option_id: String,
+    /// The unit that was sold instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instead: Option<UnitNumber>,
 }

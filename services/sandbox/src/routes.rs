@@ -32,7 +32,7 @@ use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
-    after::{self, GiveBackResult, UnitInUse},
+    after::{self, ExtendResult, GiveBackResult, UnitInUse},
     auth::AuthenticRequest,
     error::SandboxError,
     faults::{Ending, Faults},
@@ -40,10 +40,14 @@ use crate::{
     observe::observe,
     profile::{self, UnitNumber},
     protocol::{
-        BoughtUnit, DailyAnswer, DailyUsage, DayUsage, DeviceAnswer, InstallingDevice, OrderBody,
-        ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer, code,
+        BoughtUnit, DailyAnswer, DailyUsage, DayUsage, DeviceAnswer, ExtendAnswer, ExtendBody,
+        ExtensionAnswer, ExtensionsAnswer, InstallingDevice, ListedExtension, OrderBody,
+        ProductList, ProfileAnswer, ShownTopup, Status, TopupAnswer, UnitAnswer, UnitStatus,
+        UnitUsage, UsageAnswer, code,
     },
+    purchase::LedgerExtension,
     sale::{self, MAX_UNITS, Sale},
+    script,
     server::{self, NoAnswer},
     state::Sandbox,
     summary::{self, LedgerSummary},
@@ -51,6 +55,7 @@ use crate::{
 };
 
 const ORDER: &str = "/api/v2/order";
+const EXTEND: &str = "/api/v2/extend";
 const MAX_BODY: usize = 1024 * 1024;
 /// A time in the answer to a query, in UTC.
 const QUERY_TIME: StaticFormatDescription =
@@ -72,6 +77,10 @@ pub(crate) fn router(sandbox: Sandbox, further: FurtherProtocols) -> Router {
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route(EXTEND, post(extend))
+        .route("/api/v2/extend/{extension_id}", get(extension))
+        .route("/api/v2/topup/{topup_id}", get(topup))
+        .route("/api/v2/topup/{topup_id}/extensions", get(extensions))
         .route("/api/v2/topup/{topup_id}/usage/daily", get(daily))
         .route("/api/v2/iccid/{iccid}/device", get(device))
         .route("/api/v2/usage/{topup_id}", get(usage))
@@ -110,7 +119,8 @@ async fn suffer(
         return Err(SandboxError::Unanswered(NoAnswer::Close));
     }
     let path = request.uri().path();
-    let is_order = request.method() == Method::POST && (path == ORDER || further.contains(&path));
+    let sells = [ORDER, EXTEND].contains(&path) || further.contains(&path);
+    let is_order = request.method() == Method::POST && sells;
     let ending = faults.ending(is_order, rand::random(), rand::random());
     // A delayed call is carried out even if the client goes away meanwhile, as at a real provider:
     // the body is read first, and then a task of its own makes the call.
@@ -233,6 +243,136 @@ async fn cancel(
     Ok(Json(Status {
         code,
         message: message.into(),
+    }))
+}
+
+/// Adds an option to a unit, or sells another unit instead. Without an id, as at USIMSA, each
+/// request adds again.
+async fn extend(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ExtendAnswer>, SandboxError> {
+    let body = body.map_err(|rejection| SandboxError::Http(rejection.status()))?;
+    let ExtendBody {
+        extension_id,
+        topup_id,
+        option_id,
+    } = serde_json::from_slice(&body)
+        .map_err(|_| SandboxError::Malformed("The body is not an extension".into()))?;
+    check_id("optionId", &option_id).map_err(SandboxError::Malformed)?;
+    if extension_id.chars().nth(MAX_ID).is_some() {
+        return Err(SandboxError::Malformed("extensionId is too long".into()));
+    }
+    let unit = topup_id.parse().ok();
+    let repeats = sandbox.repeats();
+    match after::extend(&sandbox, extension_id, unit, option_id, repeats).await? {
+        ExtendResult::Done(extension) => {
+            let esim = after::look(&sandbox, Some(extension.unit))?;
+            let profile = other(&sandbox, &extension);
+            Ok(Json(ExtendAnswer {
+                code: code::OK,
+                message: "",
+                expired_date: esim
+                    .filter(|_| profile.is_none())
+                    .map(|esim| esim.ends_at.to_offset(UtcOffset::UTC).date().to_string()),
+                topup_id: extension.instead.map(|unit| unit.to_string()),
+                profile,
+            }))
+        }
+        ExtendResult::Refused(refusal) => Err(SandboxError::Query(refusal.code, refusal.message)),
+        ExtendResult::Over => Err(SandboxError::Query(code::OVER, "The eSIM has expired")),
+        ExtendResult::Unknown => Err(SandboxError::UnknownTopup),
+    }
+}
+
+/// The profile of the unit that was sold instead of an extension.
+fn other(sandbox: &Sandbox, extension: &LedgerExtension) -> Option<ProfileAnswer> {
+    let purchase = sandbox.ledger.containing(extension.instead?)?;
+    let unit = purchase.first_unit;
+    Some(sandbox.ledger.profile(unit, purchase.at))
+}
+
+/// Shows an extension by the caller's id, also one that takes effect later.
+async fn extension(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    extension_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ExtensionAnswer>, SandboxError> {
+    let unknown = || SandboxError::Query(code::NOT_FOUND, "Extension not found");
+    let Path(id) = extension_id.map_err(|_| unknown())?;
+    let now = clock::now();
+    let found = sandbox
+        .ledger
+        .extensions(|one| one.extension_id == id && (one.at > now || sandbox.shows_since(one.at)));
+    let extension = found.into_iter().next().ok_or_else(unknown)?;
+    Ok(Json(ExtensionAnswer {
+        code: code::OK,
+        message: "",
+        status: if extension.at > now {
+            UnitStatus::Pending
+        } else {
+            UnitStatus::Ready
+        },
+        profile: other(&sandbox, &extension),
+        extension_id: extension.extension_id,
+        topup_id: extension.unit.to_string(),
+        option_id: extension.option_id,
+    }))
+}
+
+/// Lists what can be added to a unit now.
+async fn extensions(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ExtensionsAnswer>, SandboxError> {
+    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
+    let esim = after::look(&sandbox, unit)?.ok_or(SandboxError::UnknownTopup)?;
+    let is_over = esim.is_canceled || esim.ends_at <= clock::now();
+    let names = script::extensions().filter(|_| !is_over);
+    Ok(Json(ExtensionsAnswer {
+        code: code::OK,
+        message: "",
+        extensions: names
+            .map(|name| ListedExtension {
+                option_id: script::option_id(name).to_string(),
+                name,
+                bytes: after::ADDS,
+                days: after::ADDS_DAYS.whole_days(),
+            })
+            .collect(),
+    }))
+}
+
+/// Shows a unit as USIMSA does.
+async fn topup(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<TopupAnswer>, SandboxError> {
+    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
+    let esim = queried(&sandbox, unit)?;
+    if !esim.is_installed {
+        let unused = "No package is in use yet";
+        return Err(SandboxError::Query(code::QUERY_UNUSED, unused));
+    }
+    let time = |at: OffsetDateTime| {
+        let time = at.to_offset(UtcOffset::UTC).format(QUERY_TIME);
+        time.unwrap_or_default()
+    };
+    Ok(Json(TopupAnswer {
+        code: code::OK,
+        message: "",
+        topup: ShownTopup {
+            topup_id: esim.unit.to_string(),
+            create_time: time(esim.bought_at),
+            active_time: time(esim.bought_at),
+            expire_time: time(esim.ends_at),
+            usage: esim.used >> 20,
+            status: "READY",
+            activation_status: "ACTIVE",
+        },
     }))
 }
 

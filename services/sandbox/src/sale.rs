@@ -45,18 +45,8 @@ pub async fn sell(
     if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
         return Err(SandboxError::Duplicate);
     }
-    match at_post {
-        AtPost::Refuses(refusal) => return Ok(Sale::Refused(refusal)),
-        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
-            return Err(SandboxError::Failed);
-        }
-        AtPost::LimitsFirst {
-            attempts,
-            retry_after,
-        } if sandbox.attempts.fails(&order_id, attempts) => {
-            return Err(SandboxError::RateLimited(retry_after));
-        }
-        _ => {}
+    if let Some(refusal) = begin(sandbox, &order_id, at_post)? {
+        return Ok(Sale::Refused(refusal));
     }
     let bought = sandbox
         .ledger
@@ -75,11 +65,36 @@ pub async fn sell(
     {
         sandbox.callbacks.push(channel, Arc::clone(&purchase));
     }
-    match at_post {
-        AtPost::BuysThenErrs => return Err(SandboxError::Failed),
-        AtPost::BuysThenIsSilent => return Err(SandboxError::Unanswered(NoAnswer::Silence)),
-        AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
-        _ => {}
-    }
+    end(sandbox, at_post).await?;
     Ok(Sale::Sold(purchase))
+}
+
+/// What a script does before it sells something under this id.
+pub(crate) fn begin(
+    sandbox: &Sandbox,
+    id: &str,
+    at_post: AtPost,
+) -> Result<Option<ScriptedRefusal>, SandboxError> {
+    match at_post {
+        AtPost::Refuses(refusal) => Ok(Some(refusal)),
+        AtPost::ErrsFirst(times) if sandbox.attempts.fails(id, times) => Err(SandboxError::Failed),
+        AtPost::LimitsFirst {
+            attempts,
+            retry_after,
+        } if sandbox.attempts.fails(id, attempts) => Err(SandboxError::RateLimited(retry_after)),
+        _ => Ok(None),
+    }
+}
+
+/// What a script does after it has sold something.
+pub(crate) async fn end(sandbox: &Sandbox, at_post: AtPost) -> Result<(), SandboxError> {
+    match at_post {
+        AtPost::BuysThenErrs => Err(SandboxError::Failed),
+        AtPost::BuysThenIsSilent => Err(SandboxError::Unanswered(NoAnswer::Silence)),
+        AtPost::BuysThenWaits(duration) => {
+            server::pause(&sandbox.shutdown, duration).await;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }

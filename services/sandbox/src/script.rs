@@ -31,6 +31,21 @@ pub struct Script {
     /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
     pub after: AfterDeliveryScript,
+    pub at_extend: AtExtend,
+}
+
+/// What an extension by the option comes to. What `at_post` says of an order, such as a refusal or
+/// an answer that is lost, holds for an extension, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtExtend {
+    /// It adds its data and days at once.
+    Adds,
+    /// It adds them this much later.
+    AddsAfter(Duration),
+    /// It sells another unit instead.
+    SellsAnother,
+    /// It is refused because the eSIM has expired, whatever a look showed a moment before.
+    HasExpired,
 }
 
 /// What `POST /api/v2/order` does. An order is bought whole or not at all.
@@ -104,6 +119,7 @@ const READY: Script = Script {
     at_get: AtGet::Ready,
     callbacks: 0,
     after: AfterDeliveryScript::Unused,
+    at_extend: AtExtend::Adds,
 };
 
 const NOT_ON_SALE: ScriptedRefusal = ScriptedRefusal {
@@ -239,6 +255,36 @@ const SCRIPTS: &[(&str, Script)] = &[
             ..READY
         },
     ),
+    ("extension", READY),
+    (
+        "extension-lost",
+        Script {
+            at_post: AtPost::BuysThenErrs,
+            ..READY
+        },
+    ),
+    (
+        "extension-late",
+        Script {
+            at_post: AtPost::BuysThenErrs,
+            at_extend: AtExtend::AddsAfter(Duration::from_secs(5)),
+            ..READY
+        },
+    ),
+    (
+        "extension-expired",
+        Script {
+            at_extend: AtExtend::HasExpired,
+            ..READY
+        },
+    ),
+    (
+        "extension-other",
+        Script {
+            at_extend: AtExtend::SellsAnother,
+            ..READY
+        },
+    ),
     ("stored-then-500", READY),
     ("answer-lost", READY),
     ("limited-first", READY),
@@ -315,6 +361,11 @@ pub fn of(option_id: &str) -> Script {
 
 pub(crate) fn name(option_id: &str) -> Option<&'static str> {
     find(option_id).map(|(name, _)| name)
+}
+
+/// The names of the options that are made to extend an eSIM. Each other one extends it, too.
+pub fn extensions() -> impl Iterator<Item = &'static str> {
+    names().filter(|name| name.starts_with("extension"))
 }
 
 /// What POST does with an order of several options, which is bought whole or not at all. The first

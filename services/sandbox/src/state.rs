@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use runtime::{Shutdown, clock};
 use signing::SecretKey;
+use time::OffsetDateTime;
 
 use crate::{
     attempts::AttemptCounts,
@@ -56,9 +57,13 @@ impl Sandbox {
 
     /// Whether a look-up finds a purchase by now.
     pub fn shows(&self, purchase: &LedgerPurchase) -> bool {
-        self.faults.faults().is_none_or(|faults| {
-            clock::now() - purchase.at >= Duration::from_millis(faults.not_found_lag_ms)
-        })
+        self.faults.faults().is_none() || self.shows_since(purchase.at)
+    }
+
+    /// The same of an extension, which may take effect later than it is sold.
+    pub fn shows_since(&self, at: OffsetDateTime) -> bool {
+        let lag = self.faults.faults().map(|faults| faults.not_found_lag_ms);
+        clock::now() - at >= Duration::from_millis(lag.unwrap_or_default())
     }
 
     /// How an answer about an order of these products is garbled now, if it is. The first product

@@ -10,7 +10,10 @@ use std::{
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{profile::UnitNumber, purchase::LedgerPurchase};
+use crate::{
+    profile::UnitNumber,
+    purchase::{LedgerExtension, LedgerPurchase},
+};
 
 #[derive(Serialize)]
 pub struct LedgerSummary {
@@ -19,6 +22,29 @@ pub struct LedgerSummary {
     pub canceled: usize,
     /// The orders, in the order of their first purchase.
     pub orders: Vec<OrderSummary>,
+    /// The extensions, in the order of their sale.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<ExtensionSummary>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct ExtensionSummary {
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    pub extension_id: String,
+    pub topup_id: String,
+    pub option_id: String,
+}
+
+impl ExtensionSummary {
+    pub fn of(extension: LedgerExtension) -> Self {
+        Self {
+            at: extension.at,
+            extension_id: extension.extension_id,
+            topup_id: extension.unit.to_string(),
+            option_id: extension.option_id,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -90,6 +116,7 @@ impl LedgerSummary {
             units: orders.iter().map(|order| order.units).sum(),
             canceled: orders.iter().map(|order| order.canceled).sum(),
             orders,
+            extensions: Vec::new(),
         }
     }
 }

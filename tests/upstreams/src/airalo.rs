@@ -32,13 +32,14 @@ use time::{
 use url::form_urlencoded;
 
 use sandbox::{
-    Sandbox, after,
+    Sandbox,
+    after::{self, ExtendResult},
     channel::CallbackMessage,
     garble::{self, AnswerShape},
     ledger::{Ledger, Repeats},
     profile::{self, UnitNumber},
     protocol::{Product, UnitStatus, code},
-    purchase::LedgerPurchase,
+    purchase::{LedgerExtension, LedgerPurchase},
     sale::{self, Sale},
     script::{self, option_id},
     units,
@@ -51,6 +52,7 @@ use crate::{
 };
 
 pub const ORDERS: &str = "/v2/orders";
+pub const TOP_UPS: &str = "/v2/orders/topups";
 
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 const CREATED: StaticFormatDescription =
@@ -120,6 +122,9 @@ pub fn routes() -> Router<Upstreams> {
         .route("/v2/token", post(give_token))
         .route(ORDERS, post(order).get(list))
         .route("/v2/orders/{order_id}", get(show))
+        .route(TOP_UPS, post(top_up))
+        .route("/v2/sims/{iccid}/topups", get(top_ups))
+        .route("/v2/sims/{iccid}/packages", get(sim_packages))
         .route("/v2/sims/{iccid}/usage", get(usage))
         .route("/v2/balance", get(balance))
         .route("/v2/packages", get(packages))
@@ -365,15 +370,28 @@ async fn list(
     };
     let now = clock::now();
     let text = asked.parameters.get("filter[description]");
-    let mut purchases = sandbox.ledger.purchases(|purchase| {
-        let day = purchase.at.to_offset(UtcOffset::UTC).date();
-        text.is_none_or(|text| purchase.order_id.contains(text.as_str()))
+    let is_wanted = |description: &str, at: OffsetDateTime| {
+        let day = at.to_offset(UtcOffset::UTC).date();
+        text.is_none_or(|text| description.contains(text.as_str()))
             && days.is_none_or(|(first, last)| (first..=last).contains(&day))
-    });
+    };
+    let mut purchases = sandbox
+        .ledger
+        .purchases(|purchase| is_wanted(&purchase.order_id, purchase.at));
     purchases.retain(|purchase| sandbox.shows(purchase));
+    let orders = purchases.iter().map(|purchase| Entry::Order(purchase));
+    let top_ups = sold_top_ups(sandbox).into_iter().filter(|top_up| {
+        is_wanted(&top_up.description(&upstreams), top_up.extension.at)
+            && sandbox.shows_since(top_up.extension.at)
+    });
+    let mut entries: Vec<Entry> = orders.chain(top_ups.map(Entry::TopUp)).collect();
+    entries.sort_by_key(Entry::at);
     // Only the answer to an order names what it costs us.
-    asked.page(purchases.iter().rev(), |purchase| {
-        let mut listed = shown(&upstreams, purchase, now);
+    asked.page(entries.iter().rev(), |entry| {
+        let mut listed = match entry {
+            Entry::Order(purchase) => shown(&upstreams, purchase, now),
+            Entry::TopUp(top_up) => top_up.shown(&upstreams),
+        };
         listed["price"] = json!(RETAIL_PRICE.to_string());
         listed["validity"] = json!(VALIDITY.to_string());
         if let Some(fields) = listed.as_object_mut() {
@@ -381,6 +399,199 @@ async fn list(
         }
         listed
     })
+}
+
+/// An entry of the list of orders.
+enum Entry<'a> {
+    Order(&'a LedgerPurchase),
+    TopUp(SoldTopUp),
+}
+
+impl Entry<'_> {
+    fn at(&self) -> OffsetDateTime {
+        match self {
+            Self::Order(purchase) => purchase.at,
+            Self::TopUp(top_up) => top_up.extension.at,
+        }
+    }
+}
+
+/// An order of the type `topup`.
+struct SoldTopUp {
+    /// Airalo's own id of it.
+    id: u64,
+    extension: LedgerExtension,
+}
+
+/// All top-ups, oldest first.
+fn sold_top_ups(sandbox: &Sandbox) -> Vec<SoldTopUp> {
+    let all = sandbox.ledger.extensions(|_| true).into_iter();
+    // The ids of other orders are the numbers of units, which have many more digits.
+    (174..)
+        .zip(all)
+        .map(|(id, extension)| SoldTopUp { id, extension })
+        .collect()
+}
+
+impl SoldTopUp {
+    /// The caller's, if it sent one. The example of the documents has another one; it is not known
+    /// whether that is one of a request without a description.
+    fn description(&self, upstreams: &Upstreams) -> String {
+        let is_lost = upstreams.lies() || self.extension.extension_id.is_empty();
+        if is_lost {
+            format!("Topup ({})", self.extension.unit)
+        } else {
+            self.extension.extension_id.clone()
+        }
+    }
+
+    /// The order, after the example of its documents (January 2025), where numbers are texts.
+    fn shown(&self, upstreams: &Upstreams) -> Value {
+        let at = self.extension.at.to_offset(UtcOffset::UTC);
+        json!({
+            "id": self.id,
+            "code": format!("T-{}", self.id),
+            "package_id": self.extension.option_id,
+            "quantity": "1",
+            "type": "topup",
+            "description": self.description(upstreams),
+            "esim_type": "Prepaid",
+            "validity": VALIDITY,
+            "package": "Sandbox 5 GB - 30 Days",
+            "data": "5 GB",
+            "price": RETAIL_PRICE,
+            "net_price": Pricing::of(upstreams).net_price(NET_PRICE),
+            "currency": "USD",
+            "created_at": at.format(CREATED).unwrap_or_default(),
+            "sims": [],
+            "status": { "name": "Completed", "slug": "completed" },
+        })
+    }
+}
+
+/// The answers to calls about an eSIM that cannot be topped up.
+fn disabled() -> Response {
+    let reason = "The requested top-up has been disabled by the operator.";
+    unprocessable(Json(refusal(23, reason)).into_response())
+}
+
+fn recycled() -> Response {
+    unprocessable(Json(refusal(73, "The SIM is recycled.")).into_response())
+}
+
+fn no_sim() -> Response {
+    let body = json!({ "data": [], "meta": { "message": "Sim not found" } });
+    (StatusCode::NOT_FOUND, Json(body)).into_response()
+}
+
+/// Whether the eSIM is recycled, as that of the option of this name.
+fn is_recycled(sandbox: &Sandbox, unit: UnitNumber) -> bool {
+    let purchase = sandbox.ledger.containing(unit);
+    purchase.is_some_and(|one| is_named(&one.products[0].option_id, "recycled"))
+}
+
+/// Adds a package to an eSIM. Each request adds again.
+async fn top_up(
+    State(upstreams): State<Upstreams>,
+    _: WithToken,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let form = match read(&headers, body) {
+        Ok(form) => form,
+        Err(denied) => return denied.into_response(),
+    };
+    let field = |name: &str| form.get(name).filter(|value| !value.is_empty());
+    let Some(package_id) = field("package_id") else {
+        return invalid("package_id", "The package id field is required.");
+    };
+    let Some(unit) = field("iccid").and_then(|iccid| profile::unit(iccid)) else {
+        return invalid("iccid", "The iccid is invalid.");
+    };
+    let sandbox = &upstreams.sandbox;
+    if is_recycled(sandbox, unit) {
+        return recycled();
+    }
+    let description = field("description").cloned().unwrap_or_default();
+    let repeats = Repeats::Bought;
+    let package_id = package_id.clone();
+    let added = after::extend(sandbox, description, Some(unit), package_id, repeats).await;
+    match added {
+        Ok(ExtendResult::Done(extension)) => {
+            let mut sold = sold_top_ups(sandbox).into_iter().rev();
+            let sold = sold.find(|one| one.extension == extension);
+            Json(data(&sold.map_or(Value::Null, |one| one.shown(&upstreams)))).into_response()
+        }
+        Ok(ExtendResult::Refused(refused)) if refused.code == code::OUT_OF_STOCK => {
+            let reason = "Insufficient stock of eSIMs remaining: 0.";
+            unprocessable(Json(refusal(33, reason)).into_response())
+        }
+        Ok(ExtendResult::Refused(_) | ExtendResult::Over) => disabled(),
+        Ok(ExtendResult::Unknown) => invalid("iccid", "The iccid is invalid."),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Lists what can be added to an eSIM now.
+async fn top_ups(
+    State(upstreams): State<Upstreams>,
+    _: WithToken,
+    Path(iccid): Path<String>,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let esim = match after::look(sandbox, profile::unit(&iccid)) {
+        Ok(Some(esim)) => esim,
+        Ok(None) => return no_sim(),
+        Err(error) => return error.into_response(),
+    };
+    if is_recycled(sandbox, esim.unit) {
+        return recycled();
+    }
+    let pricing = Pricing::of(&upstreams);
+    let is_over = esim.is_canceled || esim.ends_at <= clock::now();
+    let listed = products::top_ups().filter(|_| !is_over);
+    let listed: Vec<Value> = listed.map(|product| package(product, pricing)).collect();
+    let mut answer = data(&Value::Array(listed));
+    answer["pricing"] = pricing.shown();
+    Json(answer).into_response()
+}
+
+/// Lists the packages of an eSIM: the first one, and those that were added.
+async fn sim_packages(
+    State(sandbox): State<Sandbox>,
+    _: WithToken,
+    Path(iccid): Path<String>,
+) -> Response {
+    let esim = match after::look(&sandbox, profile::unit(&iccid)) {
+        Ok(Some(esim)) => esim,
+        Ok(None) => return no_sim(),
+        Err(error) => return error.into_response(),
+    };
+    let entry = |id: u64, package_id: &str, kind: &str, status: &str| {
+        json!({
+            "id": id,
+            "remaining": after::ADDS / MB,
+            "activated_at": null,
+            "expired_at": null,
+            "finished_at": null,
+            "status": status,
+            "package": { "id": package_id, "type": kind, "price": RETAIL_PRICE, "amount": after::ADDS / MB },
+        })
+    };
+    let status = if esim.is_installed {
+        "ACTIVE"
+    } else {
+        "NOT_ACTIVE"
+    };
+    let purchase = sandbox.ledger.containing(esim.unit);
+    let first = purchase.map(|one| entry(esim.unit, &one.products[0].option_id, "sim", status));
+    let now = clock::now();
+    let added = sold_top_ups(&sandbox)
+        .into_iter()
+        .filter(|one| one.extension.unit == esim.unit && one.extension.at <= now);
+    let added = added.map(|one| entry(one.id, &one.extension.option_id, "topup", "NOT_ACTIVE"));
+    let listed: Vec<Value> = first.into_iter().chain(added).collect();
+    Json(data(&Value::Array(listed))).into_response()
 }
 
 /// What a list was asked for.
@@ -671,10 +882,7 @@ async fn usage(
     let esim = match after::look(&sandbox, profile::unit(&iccid)) {
         Ok(Some(esim)) => esim,
         Err(error) => return error.into_response(),
-        Ok(None) => {
-            let body = json!({ "data": [], "meta": { "message": "Sim not found" } });
-            return (StatusCode::NOT_FOUND, Json(body)).into_response();
-        }
+        Ok(None) => return no_sim(),
     };
     let ends = esim.ends_at.to_offset(UtcOffset::UTC).format(CREATED);
     let purchase = sandbox.ledger.containing(esim.unit);

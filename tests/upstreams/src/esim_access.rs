@@ -30,12 +30,12 @@ use time::{
 
 use sandbox::{
     Sandbox, SandboxCredentials,
-    after::{self, GiveBackResult},
+    after::{self, ExtendResult, GiveBackResult, UnitInUse},
     channel::CallbackMessage,
     error::SandboxError,
     garble::{self, AnswerShape},
-    ledger::Ledger,
-    profile::UnitNumber,
+    ledger::{Ledger, Repeats},
+    profile::{self, UnitNumber},
     protocol::{Product, UnitStatus, code},
     purchase::LedgerPurchase,
     sale::{self, Sale},
@@ -49,6 +49,7 @@ use crate::{
 };
 
 pub const ORDER: &str = "/api/v1/open/esim/order";
+pub const TOP_UP: &str = "/api/v1/open/esim/topup";
 
 /// A time of a query, such as `2010-06-30T01:20+00:00`.
 const TIME: StaticFormatDescription = format_description!(
@@ -102,6 +103,7 @@ const SHAPE: AnswerShape = AnswerShape {
 pub fn routes() -> Router<Upstreams> {
     Router::new()
         .route(ORDER, post(order))
+        .route(TOP_UP, post(top_up))
         .route("/api/v1/open/esim/query", post(query))
         .route("/api/v1/open/esim/cancel", post(cancel))
         .route("/api/v1/open/esim/usage/query", post(usage))
@@ -143,6 +145,15 @@ struct Pager {
     page_size: usize,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TopUp {
+    esim_tran_no: Option<String>,
+    iccid: Option<String>,
+    package_code: String,
+    transaction_id: String,
+}
+
 /// A code of the protocol with its message.
 struct Failure(&'static str, &'static str);
 
@@ -161,6 +172,9 @@ const NO_PACKAGE: Failure = Failure("310241", "The packageCode does not exist");
 const NO_ORDER: Failure = Failure("310272", "The orderNo does not exist");
 const BAD_STATE: Failure = Failure("200002", "The eSIM is in use, so it cannot be cancelled");
 const NO_ESIM: Failure = Failure("310211", "The esimTranNo does not exist");
+/// It is not in the reference; a client has seen it.
+const NO_TOP_UP: Failure = Failure("310242", "The top up data plan code doesn't exist");
+const OVER: Failure = Failure("200002", "The operation is not allowed in the eSIM's state");
 const BUSY: Failure = Failure("900001", "The system is busy");
 
 impl Failure {
@@ -425,6 +439,59 @@ async fn cancel(State(upstreams): State<Upstreams>, Signed(cancel): Signed<Cance
     }
 }
 
+/// Adds a package to an eSIM. What a repeat of a transaction id does here is not documented, so it
+/// adds again.
+async fn top_up(State(upstreams): State<Upstreams>, Signed(asked): Signed<TopUp>) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let unit = match (&asked.esim_tran_no, &asked.iccid) {
+        (Some(number), None) => number.parse().ok(),
+        (None, Some(iccid)) => profile::unit(iccid),
+        _ => return BAD_JSON.into_response(),
+    };
+    if asked.transaction_id.len() > ID_MOST {
+        return TOO_LONG.into_response();
+    }
+    let is_it =
+        |one: &&products::Product| one.id == asked.package_code || one.name == asked.package_code;
+    let Some(product) = products::top_ups().find(is_it) else {
+        return NO_TOP_UP.into_response();
+    };
+    let id = asked.transaction_id;
+    let option_id = product.id.clone();
+    let added = after::extend(sandbox, id.clone(), unit, option_id, Repeats::Bought).await;
+    let extension = match added {
+        Ok(ExtendResult::Done(extension)) => extension,
+        Ok(ExtendResult::Refused(refusal)) if refusal.code == code::OUT_OF_STOCK => {
+            return SOLD_OUT.into_response();
+        }
+        Ok(ExtendResult::Refused(_)) => return NO_TOP_UP.into_response(),
+        Ok(ExtendResult::Over) => return OVER.into_response(),
+        Ok(ExtendResult::Unknown) => return NO_ESIM.into_response(),
+        Err(error) => return failed(error),
+    };
+    let esim = match after::look(sandbox, Some(extension.unit)) {
+        Ok(Some(esim)) => esim,
+        Ok(None) => return NO_ESIM.into_response(),
+        Err(error) => return failed(error),
+    };
+    let iccid = sandbox.ledger.profile(esim.unit, esim.bought_at).iccid;
+    Json(done(&json!({
+        "transactionId": id,
+        "iccid": upstreams.iccids.of(esim.unit).unwrap_or(iccid),
+        "expiredTime": esim.ends_at.format(CREATED).unwrap_or_default(),
+        "totalVolume": esim.total,
+        "totalDuration": days(&esim),
+        "orderUsage": esim.used,
+        "topUpEsimTranNo": format!("{}1", esim.unit),
+    })))
+    .into_response()
+}
+
+/// The days of the plan of an eSIM.
+fn days(esim: &UnitInUse) -> i64 {
+    (esim.ends_at - esim.bought_at.truncate_to_second()).whole_days()
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct UsageQuery {
@@ -479,17 +546,28 @@ fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView)
     let profile = upstreams.sandbox.ledger.profile(shown.unit, purchase.at);
     let is_ready = shown.status == UnitStatus::Ready;
     let esim = after::of(
+        &upstreams.sandbox.ledger,
         purchase,
         shown.unit,
         script::of(shown.option_id).after,
         !is_ready,
     );
+    let is_over = esim.ends_at <= clock::now();
     let scripted = SCRIPTED.get(shown.option_id).copied();
     let status = match (is_ready, esim.is_installed) {
         (false, _) => "CANCEL",
+        (true, false) if is_over => "UNUSED_EXPIRED",
         (true, false) => scripted.unwrap_or("GOT_RESOURCE"),
+        (true, true) if is_over => "USED_EXPIRED",
+        (true, true) if esim.used >= esim.total => "USED_UP",
         (true, true) => "IN_USE",
     };
+    let expires = if esim.is_installed {
+        esim.ends_at.format(CREATED).unwrap_or_default()
+    } else {
+        format!("{}T00:00:00+0000", profile.expired_date)
+    };
+    let names_ids = option_id("package-ids").to_string() == shown.option_id;
     let product = products::all().iter().find(|one| one.id == shown.option_id);
     json!({
         "esimTranNo": shown.unit.to_string(),
@@ -503,13 +581,47 @@ fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView)
         "esimStatus": status,
         "totalVolume": esim.total,
         "orderUsage": esim.used,
-        "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
-        "packageList": [{
-            "packageCode": shown.option_id,
-            "slug": product.map(|product| product.name),
-            "createTime": purchase.at.format(CREATED).unwrap_or_default(),
-        }],
+        "totalDuration": days(&esim),
+        "durationUnit": "DAY",
+        "expiredTime": expires,
+        "packageList": packages_of(purchase, shown.option_id, product, &esim, names_ids),
     })
+}
+
+/// The packages of an eSIM: the first one, and those that were added. The reference shows no ids in
+/// them, and the types of one client do.
+fn packages_of(
+    purchase: &LedgerPurchase,
+    ordered: &str,
+    product: Option<&products::Product>,
+    esim: &UnitInUse,
+    names_ids: bool,
+) -> Vec<Value> {
+    let mut listed = vec![json!({
+        "packageCode": ordered,
+        "slug": product.map(|product| product.name),
+        "duration": script::DAYS,
+        "volume": after::ADDS,
+        "createTime": purchase.at.format(CREATED).unwrap_or_default(),
+    })];
+    for extension in &esim.extensions {
+        let product = products::all()
+            .iter()
+            .find(|one| one.id == extension.option_id);
+        let mut package = json!({
+            "packageCode": extension.option_id,
+            "slug": product.map(|product| product.name),
+            "duration": after::ADDS_DAYS.whole_days(),
+            "volume": after::ADDS,
+            "createTime": extension.at.format(CREATED).unwrap_or_default(),
+        });
+        if names_ids {
+            package["transactionId"] = extension.extension_id.clone().into();
+            package["esimTranNo"] = format!("{}1", extension.unit).into();
+        }
+        listed.push(package);
+    }
+    listed
 }
 
 async fn balance(State(upstreams): State<Upstreams>, _: Signed<Value>) -> Response {
@@ -520,10 +632,14 @@ async fn balance(State(upstreams): State<Upstreams>, _: Signed<Value>) -> Respon
 /// Lists all products in one answer. Products of the type TOPUP are listed if they are asked for.
 async fn packages(Signed(asked): Signed<Value>) -> Response {
     let top_ups = asked["type"] == "TOPUP";
+    // Those of one eSIM are of its region.
+    let of_esim = asked["iccid"].is_string();
     let listed: Vec<Value> = products::all()
         .iter()
         .filter(|product| {
-            product.kind != Kind::NeedsIdentity && (product.kind == Kind::TopUp) == top_ups
+            product.kind != Kind::NeedsIdentity
+                && (product.kind == Kind::TopUp) == top_ups
+                && (!of_esim || products::top_ups().any(|one| one.id == product.id))
         })
         .map(|product| {
             let description = if product.kind == Kind::NeedsConfirmationCode {
@@ -582,7 +698,7 @@ pub fn events_of_use(
         let test = json!({ "orderNo": "1234567890", "orderStatus": "Test" });
         return vec![event(purchase, "CHECK_HEALTH", unit, &test)];
     }
-    let esim = after::of(purchase, unit, script, false);
+    let esim = after::of(ledger, purchase, unit, script, false);
     let profile = ledger.profile(unit, purchase.at);
     let ids = json!({
         "esimTranNo": unit.to_string(),

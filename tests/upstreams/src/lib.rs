@@ -113,7 +113,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 airalo_places: config.airalo_places,
                 airalo_pricing: Arc::default(),
             }),
-        orders: &[esim_access::ORDER, airalo::ORDERS, zendit::PURCHASES],
+        orders: &[
+            esim_access::ORDER,
+            esim_access::TOP_UP,
+            airalo::ORDERS,
+            airalo::TOP_UPS,
+            zendit::PURCHASES,
+        ],
     })
     .await
 }

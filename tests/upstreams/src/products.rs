@@ -62,6 +62,13 @@ const FURTHER: &[Further] = &[
 
 static ALL: LazyLock<Vec<Product>> = LazyLock::new(listed);
 
+/// What can be added to each eSIM. The other product of its kind is for eSIMs of another region.
+pub fn top_ups() -> impl Iterator<Item = &'static Product> {
+    all()
+        .iter()
+        .filter(|one| one.kind == Kind::TopUp && one.name.starts_with("extension"))
+}
+
 /// All products.
 pub fn all() -> &'static [Product] {
     &ALL
@@ -74,7 +81,11 @@ fn listed() -> Vec<Product> {
         countries: COUNTRIES,
         megabytes: Some(MEGABYTES),
         days: DAYS,
-        kind: Kind::Ordinary,
+        kind: if name.starts_with("extension") {
+            Kind::TopUp
+        } else {
+            Kind::Ordinary
+        },
     });
     let further = FURTHER
         .iter()

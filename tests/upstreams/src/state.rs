@@ -43,11 +43,14 @@ impl Upstreams {
         faults.is_some_and(|faults| faults.detect_duplicates == Some(false))
     }
 
-    /// The units that our account has paid: what was given back costs nothing.
+    /// The units that our account has paid, and the extensions: what was given back costs nothing.
+    /// An eSIM that was sold instead of an extension is one of the units.
     pub(crate) fn paid_units(&self) -> u64 {
         let bought = self.sandbox.ledger.summary(None);
         let canceled = u64::try_from(bought.canceled).unwrap_or(u64::MAX);
-        bought.units.saturating_sub(canceled)
+        let extensions = self.sandbox.ledger.extensions(|one| one.instead.is_none());
+        let extensions = u64::try_from(extensions.len()).unwrap_or(u64::MAX);
+        (bought.units + extensions).saturating_sub(canceled)
     }
 }
 

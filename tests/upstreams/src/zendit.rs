@@ -33,13 +33,13 @@ use url::form_urlencoded;
 
 use sandbox::{
     Sandbox,
-    after::{self, GiveBackResult},
+    after::{self, ExtendResult, GiveBackResult},
     channel::CallbackMessage,
     garble::{self, AnswerShape},
     ledger::{Ledger, Repeats},
     profile::{self, UnitNumber},
     protocol::{Product, ProfileAnswer, UnitStatus, code},
-    purchase::LedgerPurchase,
+    purchase::{LedgerExtension, LedgerPurchase},
     sale::{self, Sale},
     script::option_id,
     units,
@@ -143,6 +143,8 @@ impl FromRequestParts<Upstreams> for WithKey {
 struct NewPurchase {
     offer_id: String,
     transaction_id: String,
+    /// The eSIM that gets the plan; without it a new one is sold.
+    iccid: Option<String>,
 }
 
 fn accepted(id: &str, status: &str) -> Value {
@@ -161,12 +163,16 @@ async fn purchase(
     let Some(NewPurchase {
         offer_id,
         transaction_id,
+        iccid,
     }) = wanted
     else {
         return INVALID.into_response();
     };
     if offer_id.is_empty() || transaction_id.is_empty() {
         return INVALID.into_response();
+    }
+    if let Some(iccid) = iccid.filter(|iccid| !iccid.is_empty()) {
+        return add_plan(&upstreams, transaction_id, offer_id, &iccid).await;
     }
     let products = vec![Product {
         option_id: offer_id,
@@ -192,6 +198,50 @@ async fn purchase(
     }
 }
 
+/// Adds a plan to an eSIM.
+async fn add_plan(upstreams: &Upstreams, id: String, offer_id: String, iccid: &str) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let unit = profile::unit(iccid);
+    let added = after::extend(sandbox, id.clone(), unit, offer_id, Repeats::Bought).await;
+    match added {
+        Ok(ExtendResult::Done(_)) => Json(accepted(&id, "ACCEPTED")).into_response(),
+        // It is accepted, and fails later.
+        Ok(ExtendResult::Over) => {
+            lock(&upstreams.zendit_failed).insert(id.clone());
+            Json(accepted(&id, "ACCEPTED")).into_response()
+        }
+        Ok(ExtendResult::Refused(refused)) if refused.code == code::OUT_OF_STOCK => {
+            lock(&upstreams.zendit_failed).insert(id.clone());
+            Json(accepted(&id, "FAILED")).into_response()
+        }
+        Ok(ExtendResult::Refused(_)) => NO_OFFER.into_response(),
+        Ok(ExtendResult::Unknown) => INVALID.into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// A plan that was added to an eSIM, as a purchase. It names the eSIM that has it: another one, if
+/// one was sold instead.
+fn plan(sandbox: &Sandbox, extension: &LedgerExtension, now: OffsetDateTime) -> Value {
+    let unit = extension.instead.unwrap_or(extension.unit);
+    let bought = sandbox.ledger.containing(unit).map(|one| one.at);
+    let profile = sandbox.ledger.profile(unit, bought.unwrap_or(extension.at));
+    let purchase = LedgerPurchase {
+        at: extension.at,
+        order_id: extension.extension_id.clone(),
+        first_unit: unit,
+        products: vec![Product {
+            option_id: extension.option_id.clone(),
+            qty: 1,
+        }],
+    };
+    if extension.at <= now {
+        whole(&purchase, "DONE", Some(&profile))
+    } else {
+        whole(&purchase, "IN_PROGRESS", None)
+    }
+}
+
 /// The purchase with this id that a caller is shown, if it is known by now. If the id has bought
 /// twice, it is the first one.
 fn find(sandbox: &Sandbox, id: &str) -> Option<std::sync::Arc<LedgerPurchase>> {
@@ -205,6 +255,10 @@ async fn show(State(upstreams): State<Upstreams>, _: WithKey, Path(id): Path<Str
     if let Some(purchase) = find(sandbox, &id) {
         let garble = sandbox.garble(purchase.products.iter());
         return garble::garbled(garble, &SHAPE, shown(sandbox, &purchase, clock::now()));
+    }
+    let plans = sandbox.ledger.extensions(|one| one.extension_id == id);
+    if let Some(extension) = plans.first() {
+        return Json(plan(sandbox, extension, clock::now())).into_response();
     }
     if lock(&upstreams.zendit_failed).contains(&id) {
         return Json(failed(&id)).into_response();
@@ -356,12 +410,19 @@ async fn list(State(sandbox): State<Sandbox>, _: WithKey, RawQuery(query): RawQu
         return INVALID.into_response();
     };
     let now = clock::now();
-    let purchases = sandbox.ledger.purchases(|_| true);
-    let all: Vec<Value> = purchases
+    // An eSIM that was sold instead of a plan is listed as that.
+    let plans = sandbox.ledger.extensions(|_| true);
+    let is_of_plan = |unit: UnitNumber| plans.iter().any(|plan| plan.instead == Some(unit));
+    let purchases = sandbox
+        .ledger
+        .purchases(|purchase| !is_of_plan(purchase.first_unit));
+    let bought = purchases
         .iter()
-        .rev()
-        .map(|purchase| shown(&sandbox, purchase, now))
-        .collect();
+        .map(|purchase| (purchase.at, shown(&sandbox, purchase, now)));
+    let added = plans.iter().map(|one| (one.at, plan(&sandbox, one, now)));
+    let mut all: Vec<(OffsetDateTime, Value)> = bought.chain(added).collect();
+    all.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    let all: Vec<Value> = all.into_iter().map(|(_, shown)| shown).collect();
     asked.page(&all)
 }
 
@@ -416,25 +477,41 @@ async fn plans(State(sandbox): State<Sandbox>, _: WithKey, Path(iccid): Path<Str
     };
     #[expect(clippy::cast_precision_loss, reason = "the amounts are some GB")]
     let gigabytes = |bytes: u64| bytes as f64 / GIB;
-    let plan = json!({
+    let added = u64::try_from(esim.extensions.len()).unwrap_or_default() * after::ADDS;
+    let first = esim.total - added;
+    let mut list = vec![json!({
         "iccid": iccid,
         "offerId": "",
         "description": "Sandbox",
         "status": if esim.is_installed { "ACTIVE" } else { "QUEUED" },
         "startAt": installed,
         "endAt": if esim.is_installed { time(esim.ends_at) } else { String::new() },
-        "initialDataGB": gigabytes(esim.total),
-        "remainingDataGB": gigabytes(esim.total - esim.used),
+        "initialDataGB": gigabytes(first),
+        "remainingDataGB": gigabytes(first - esim.used),
         "unlimited": false,
-    });
-    Json(json!({ "firstInstalledAt": installed, "list": [plan], "total": 1 })).into_response()
+    })];
+    for extension in &esim.extensions {
+        list.push(json!({
+            "iccid": iccid,
+            "offerId": extension.option_id,
+            "description": "Sandbox",
+            "status": "QUEUED",
+            "startAt": "",
+            "endAt": "",
+            "initialDataGB": gigabytes(after::ADDS),
+            "remainingDataGB": gigabytes(after::ADDS),
+            "unlimited": false,
+        }));
+    }
+    let total = list.len();
+    Json(json!({ "firstInstalledAt": installed, "list": list, "total": total })).into_response()
 }
 
-/// What is offered: all products that are eSIMs of their own. One is switched off for our account,
+/// What is offered: all products, each of which is an eSIM of its own, or a plan for one. One is switched off for our account,
 /// and is listed all the same.
 fn offered() -> impl Iterator<Item = &'static products::Product> {
     let is_offered =
-        |one: &&products::Product| !matches!(one.kind, Kind::TopUp | Kind::NeedsIdentity);
+        |one: &&products::Product| one.kind != Kind::NeedsIdentity && one.name != "top-up";
     products::all().iter().filter(is_offered)
 }
 

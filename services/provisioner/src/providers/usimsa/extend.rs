@@ -22,7 +22,7 @@ use super::{
 use crate::providers::{
     extension::{
         AddedExtension, BeforeExtension, Extension, ExtensionOffer, ExtensionSeen, Seen,
-        is_extended,
+        is_extended, under_way,
     },
     http::parse_part,
     provider::{DeliveredEsim, ProviderUnitState, Trouble},
@@ -58,6 +58,7 @@ struct SandboxExtension {
     extension_id: String,
     #[serde(rename = "topupId")]
     unit_id: String,
+    status: String,
 }
 
 /// Something that can be added at the sandbox.
@@ -187,7 +188,11 @@ impl Usimsa {
                 {
                     return Err(Trouble::not_understood("the response is another extension"));
                 }
-                added(&extension.esim, &reply.rest).map(ExtensionSeen::Added)
+                match shown.status.as_str() {
+                    "READY" => added(&extension.esim, &reply.rest).map(ExtensionSeen::Added),
+                    "PENDING" => Err(under_way("PENDING")),
+                    _ => Err(Trouble::unreadable("the status of the extension")),
+                }
             }
             "9002" if reply.is_success() => Ok(ExtensionSeen::NotAdded),
             _ => Err(unknown_code(&reply)),
