@@ -387,7 +387,7 @@ mod tests {
             let mut all: Vec<Milestone> = Vec::new();
             for (reading, day) in readings {
                 let news = reading.news(&Plan::FIRST, &reached, &LOW, NOW + Duration::days(day));
-                prop_assert!(news.told.iter().all(|one| news.reached.contains(&one.name())));
+                prop_assert!(news.told.iter().all(|one| news.reached.contains(&one.name(&Plan::FIRST))));
                 reached.extend(news.reached);
                 for milestone in news.told {
                     prop_assert!(!all.contains(&milestone));

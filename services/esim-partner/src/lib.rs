@@ -144,6 +144,12 @@ const GIVE_BACK_EXAMPLES: &str = "Examples:
 
 After a success nobody can install the eSIM any more. If the give-back is still under way, ask for its state later.";
 
+const EXTEND_EXAMPLES: &str = "Examples:
+  esim-partner extend 20250129123456123456789012
+  esim-partner extend 20250129123456123456789012 A-1042-more 424b7b26-96e7-5c95-8df9-6654a3998070
+
+The second one waits up to 12 s. If the extension is still under way then, the first one shows how it ended.";
+
 const CERTIFY_EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
   esim-partner certify https://shop.example.com/webhooks --json
@@ -257,6 +263,20 @@ enum AccountCommand {
         /// Only show the state of the give-back
         #[arg(long)]
         state: bool,
+    },
+    /// Show what can be added to an eSIM, or add it
+    ///
+    /// With an id and an option it orders the extension. While there is no answer, it sends it again
+    /// with the same id, which buys nothing twice.
+    #[command(after_help = EXTEND_EXAMPLES)]
+    Extend {
+        /// The topup id of 26 digits
+        topup_id: TopupId,
+        /// The id that you give the extension; each needs one of its own
+        #[arg(requires = "option_id")]
+        external_id: Option<String>,
+        /// The id of the option to add, as this command lists it
+        option_id: Option<String>,
     },
     /// List, replace, make and end the keys of the account
     #[command(subcommand, after_help = keys::EXAMPLES)]
@@ -429,6 +449,17 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let path = format!("/topups/{topup_id}/give-back");
             account.send(method, &path, "", None).await?
         }
+        AccountCommand::Extend {
+            topup_id,
+            external_id,
+            option_id,
+        } => match external_id.as_deref().zip(option_id.as_deref()) {
+            Some((id, option)) => order::extend(&account, topup_id, id, option).await?,
+            None => {
+                let path = format!("/topups/{topup_id}/extensions");
+                account.send("GET", &path, "", None).await?
+            }
+        },
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options(options) => {

@@ -102,6 +102,34 @@ pub(crate) async fn place(
     }
 }
 
+/// Extends an eSIM, and repeats the request with the same id until it has an answer.
+pub(crate) async fn extend(
+    account: &ApiClient,
+    topup_id: &TopupId,
+    id: &str,
+    option_id: &str,
+) -> anyhow::Result<ApiResponse> {
+    let path = format!("/topups/{topup_id}/extensions");
+    let body = json!({"external_id": id, "option_id": option_id});
+    let send = || account.send("POST", &path, "", Some(&body)).boxed();
+    let is_extension = |answer: &Value| answer["state"].is_string();
+    let in_doubt = "it is unknown whether the extension is ordered: repeat the same command, which does not buy twice";
+    let Definite { answer, is_first } = definite("repeating the request", send, is_extension)
+        .await
+        .context(in_doubt)?;
+    // These say how an extension has ended, whichever request ordered it.
+    let has_ended = ["extension_refused", "extension_failed"]
+        .iter()
+        .any(|code| answer.codes.contains(code));
+    ensure!(
+        answer.is_success() || is_first || has_ended,
+        "{in_doubt}, {ON_ITS_WAY:?} from now: the extension was refused ({}), but an earlier request got no answer and may \
+         still be on its way",
+        answer.summary()
+    );
+    Ok(answer)
+}
+
 /// The outcome of a stored order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {

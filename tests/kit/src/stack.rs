@@ -43,6 +43,16 @@ pub struct Ledger {
     pub purchases: u64,
     pub units: u64,
     pub orders: Vec<LedgerOrder>,
+    #[serde(default)]
+    pub extensions: Vec<LedgerExtension>,
+}
+
+/// What was added to an eSIM.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LedgerExtension {
+    pub extension_id: String,
+    /// The provider's id of the unit.
+    pub topup_id: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]

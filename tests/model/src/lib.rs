@@ -14,7 +14,7 @@
 //! Smaller models stand beside it: [`routes`] of a purchase that arrives after its placement went
 //! to another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements
 //! of its endpoints, [`resend`] of many webhooks that are sent again beside their retries,
-//! [`give_back`] of what happens after a delivery, [`crash`] of what a crash of PostgreSQL may
+//! [`esim_change`] of what happens after a delivery, [`crash`] of what a crash of PostgreSQL may
 //! lose, and [`repeats`] of three POSTs with one id and the purchases of their orders. And
 //! [`history`] compares what happened in a fault run with the model.
 //!
@@ -24,8 +24,8 @@
 
 mod actions;
 pub mod crash;
+pub mod esim_change;
 pub mod explore;
-pub mod give_back;
 pub mod history;
 mod protocol;
 pub mod repeats;

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use model::{
-    Settings, check, crash,
+    Settings, check, crash, esim_change,
     explore::{self, SmallModel},
-    give_back, repeats, resend, routes, webhooks,
+    repeats, resend, routes, webhooks,
 };
 
 /// Check the protocol of the pipeline in every state that it can reach
@@ -16,7 +16,7 @@ use model::{
 ///
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them
 /// that are sent again, with `--routes` a purchase that arrives after its placement went to another
-/// provider, with `--give-back` the give-back of a delivered eSIM, with `--crash` what a crash of
+/// provider, with `--esim-change` the give-back or an extension of a delivered eSIM, with `--crash` what a crash of
 /// PostgreSQL may lose, and with `--repeats` three POSTs with one external id.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
@@ -33,23 +33,23 @@ struct Arguments {
     /// Print every pair of placement and event that occurred
     #[arg(long)]
     pairs: bool,
-    /// Check the give-back of a delivered eSIM instead of a purchase
+    /// Check the give-back or an extension of a delivered eSIM instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts"])]
-    give_back: bool,
+    esim_change: bool,
     /// Check the webhooks of ready eSIMs instead of a purchase
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change"])]
     webhooks: bool,
     /// Check what a crash of PostgreSQL may lose instead of a purchase
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks"])]
     crash: bool,
     /// Check a purchase that arrives after its placement went to another provider
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks", "crash"])]
     routes: bool,
     /// Check many webhooks that are sent again beside their retries
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "routes"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks", "crash", "routes"])]
     resend: bool,
     /// Check three POSTs with one external id, each with a purchase of its own
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "routes", "resend"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks", "crash", "routes", "resend"])]
     repeats: bool,
     /// Switch off a safeguard of repeated POSTs. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "repeats")]
@@ -66,15 +66,15 @@ struct Arguments {
     /// Switch off a safeguard of the webhooks. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "webhooks")]
     webhooks_without: Vec<webhooks::Safeguard>,
-    /// Switch off a safeguard of the give-back. Can be given several times
-    #[arg(long, value_name = "SAFEGUARD", requires = "give_back")]
-    give_back_without: Vec<give_back::Safeguard>,
+    /// Switch off a safeguard of the change. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "esim_change")]
+    esim_change_without: Vec<esim_change::Safeguard>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if arguments.give_back {
-        return print_small::<give_back::Protocol>(&arguments.give_back_without);
+    if arguments.esim_change {
+        return print_small::<esim_change::Protocol>(&arguments.esim_change_without);
     }
     if arguments.webhooks {
         return print_small::<webhooks::Protocol>(&arguments.webhooks_without);

@@ -9,8 +9,8 @@ use domain::{
     placement::{Placement, PlacementEvent},
 };
 use model::{
-    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, explore,
-    give_back, repeats, resend, routes, webhooks,
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, esim_change,
+    explore, repeats, resend, routes, webhooks,
 };
 use stateright::Model;
 
@@ -303,15 +303,15 @@ fn breaks_promise<Promise: Debug + PartialEq>(
 }
 
 #[test]
-fn a_give_back_is_certain_or_parked() {
-    holds_and_reaches_all(&explore::check::<give_back::Protocol>(&[]));
+fn a_change_to_an_esim_is_certain_or_parked() {
+    holds_and_reaches_all(&explore::check::<esim_change::Protocol>(&[]));
 }
 
 #[test]
-fn without_any_one_safeguard_a_give_back_is_called_refused_that_happens() {
-    for safeguard in give_back::Safeguard::value_variants() {
-        let report = explore::check::<give_back::Protocol>(&[*safeguard]);
-        breaks_promise(report, give_back::Promise::RefusedStays, safeguard);
+fn without_any_one_safeguard_a_change_is_called_refused_that_happens() {
+    for safeguard in esim_change::Safeguard::value_variants() {
+        let report = explore::check::<esim_change::Protocol>(&[*safeguard]);
+        breaks_promise(report, esim_change::Promise::RefusedStays, safeguard);
     }
 }
 

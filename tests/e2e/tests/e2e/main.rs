@@ -47,6 +47,7 @@ mod endpoints;
 mod esim_partner;
 mod events;
 mod examples;
+mod extensions;
 mod faults;
 mod flushed;
 mod forged;

@@ -1,11 +1,14 @@
-//! A model of the give-back of one delivered eSIM: two provisioners, a provider, and a customer who
-//! may install the eSIM at any moment, with crashes and stalls at any step and calls that arrive
-//! late or never.
+//! A model of a change to one delivered eSIM: it is given back, or extended at a provider that knows
+//! extensions by our id, or at one that only shows a difference, which may come late. There are two
+//! provisioners, a provider, and a customer who may install the eSIM at any moment, with crashes and
+//! stalls at any step and calls that arrive late or never. An extension is added as often as its call
+//! arrives.
 //!
-//! What the model has in common with the code is [`domain::esim_change::EsimChange::after`]. The steps
-//! around it are those of the provisioner's module `after_delivery`. Time is logical, as in the
-//! model of a purchase: one tick is half of the settling delay, and a call arrives within one tick
-//! after its sender checked that it is not late.
+//! What the model has in common with the code is [`domain::esim_change::EsimChange::after`]. The
+//! steps around it are those of the provisioner's modules `after_delivery` and `extensions`. Time is
+//! logical, as in the model of a purchase: one tick is half of the settling delay, and a call arrives
+//! within one tick after its sender checked that it is not late. That an eSIM has at most one open
+//! extension is a rule of the database, so it is not part of the model.
 
 use clap::ValueEnum;
 use domain::{
@@ -20,41 +23,55 @@ use crate::explore::{Condition, Promised, SmallModel, properties};
 const SETTLED: u8 = 2;
 /// The age at which an attempt is parked whose looks keep failing.
 const OVERDUE: u8 = 3;
-/// The maximum number of attempts; afterwards the give-back is refused, as it is after
-/// `PARK_AFTER`.
+/// The maximum number of attempts; afterwards the change is refused, as it is after `PARK_AFTER`.
 const ATTEMPTS: u32 = 2;
 
-/// A rule of a give-back, without which a promise breaks.
+/// What is to happen to the eSIM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Change {
+    GiveBack,
+    /// The provider knows extensions by our id, and shows at once what it has carried out.
+    ExactExtension,
+    /// The provider shows what it has carried out some time later.
+    ExtensionByDifference,
+}
+
+/// A rule of a change, without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Safeguard {
     /// An attempt is recorded before the provider is called
-    GiveBackRecorded,
+    Recorded,
     /// What an eSIM shows after an unknown outcome is believed only once SETTLE has passed
-    GiveBackSettled,
+    Settled,
     /// An unknown outcome is looked at, and not taken for a refusal
-    GiveBackLooked,
+    Looked,
     /// A process no longer sends an attempt once SETTLE/2 has passed since its claim
-    GiveBackAbandon,
+    Abandon,
+    /// That an extension is not shown is believed only of a provider that knows extensions by our id
+    Absence,
 }
 
 /// What must be true in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Promise {
-    /// A give-back that is called refused has not happened, and will not.
+    /// A change that is called refused has not happened, and will not.
     RefusedStays,
-    /// A give-back that is called done has happened.
-    ReturnedIsTrue,
-    /// In every final state the give-back is done, refused or parked.
+    /// A change that is called done has happened.
+    DoneIsTrue,
+    /// An extension is added once.
+    Once,
+    /// In every final state the change is done, refused or parked.
     Ends,
 }
 
 /// What a look at the eSIM shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Saw {
-    Returned,
+    Done,
     Installed,
-    Returnable,
-    /// The provider would not take it, although a call that is on its way may still succeed.
+    /// It has not changed, and the provider would carry the change out.
+    Possible,
+    /// The provider would not carry it out, although a call that is on its way may still succeed.
     Kept,
     Unknown,
 }
@@ -78,7 +95,7 @@ enum Work {
     /// It has the response.
     Answered {
         attempt: u32,
-        returned: bool,
+        done: bool,
     },
 }
 
@@ -91,6 +108,7 @@ struct Request {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
+    change: Change,
     row: EsimChange,
     /// The age of the attempt, in ticks.
     age: u8,
@@ -99,8 +117,10 @@ pub struct State {
     provisioners: [Work; 2],
     requests: Vec<Request>,
     installed: bool,
-    /// The provider has the eSIM back.
-    returned: bool,
+    /// How often the provider has carried the change out.
+    effects: u8,
+    /// Whether a look shows that it has.
+    shown: bool,
     /// How often the partner may still ask again, and how many processes may still die.
     asks: u8,
     faults: u8,
@@ -110,6 +130,8 @@ pub struct State {
 pub enum Action {
     /// The customer installs the eSIM.
     Install,
+    /// The provider shows what it has carried out.
+    Show,
     /// The partner asks again after a refusal.
     Ask,
     /// A provisioner claims the row and looks at the eSIM.
@@ -132,7 +154,7 @@ pub enum Action {
     Tick,
 }
 
-/// The give-back with these safeguards switched off.
+/// The change with these safeguards switched off.
 pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
@@ -143,26 +165,42 @@ impl SmallModel for Protocol {
     const PROMISES: &'static [Promised<Self>] = &[
         Promised {
             promise: Promise::RefusedStays,
-            name: "what is refused is not given back",
-            is_kept: |_, state| !(state.row.state == EsimChangeState::Refused && state.returned),
+            name: "what is refused does not happen",
+            is_kept: |_, state| !(state.row.state == EsimChangeState::Refused && state.effects > 0),
         },
         Promised {
-            promise: Promise::ReturnedIsTrue,
-            name: "what is called given back is",
-            is_kept: |_, state| state.row.state != EsimChangeState::Done || state.returned,
+            promise: Promise::DoneIsTrue,
+            name: "what is called done has happened",
+            is_kept: |_, state| state.row.state != EsimChangeState::Done || state.effects > 0,
+        },
+        Promised {
+            promise: Promise::Once,
+            name: "nothing is added twice",
+            is_kept: |_, state| state.effects <= 1,
         },
         Promised {
             promise: Promise::Ends,
-            name: "every give-back ends",
+            name: "every change ends",
             is_kept: |protocol, state| state.row.state.is_over() || protocol.goes_on(state),
         },
     ];
     const ENDS: &'static [(&'static str, Condition<Self>)] = &[
         ("an eSIM is given back", |_, state| {
-            state.row.state == EsimChangeState::Done
+            state.row.state == EsimChangeState::Done && state.change == Change::GiveBack
         }),
         ("a second attempt gives it back", |_, state| {
-            state.row.state == EsimChangeState::Done && state.row.attempt == 2
+            state.row.state == EsimChangeState::Done
+                && state.row.attempt == 2
+                && state.change == Change::GiveBack
+        }),
+        ("a second attempt extends it", |_, state| {
+            state.row.state == EsimChangeState::Done
+                && state.row.attempt == 2
+                && state.change == Change::ExactExtension
+        }),
+        ("an extension is found by a difference", |_, state| {
+            state.row.state == EsimChangeState::Done
+                && state.change == Change::ExtensionByDifference
         }),
         ("an installed eSIM is refused", |_, state| {
             state.row.state == EsimChangeState::Refused && state.installed
@@ -171,7 +209,12 @@ impl SmallModel for Protocol {
             state.row.state == EsimChangeState::Refused && state.row.attempt > 0
         }),
         ("a give-back is parked", |_, state| {
+            state.row.state == EsimChangeState::Parked && state.change == Change::GiveBack
+        }),
+        ("an extension that is not shown is parked", |_, state| {
             state.row.state == EsimChangeState::Parked
+                && state.change == Change::ExtensionByDifference
+                && state.effects == 1
         }),
     ];
 
@@ -189,7 +232,10 @@ impl Protocol {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.into_iter().any(|action| {
-            let chance = matches!(action, Action::Install | Action::Ask | Action::Crash(_));
+            let chance = matches!(
+                action,
+                Action::Install | Action::Show | Action::Ask | Action::Crash(_)
+            );
             !chance && self.next_state(state, action).is_some()
         })
     }
@@ -203,13 +249,13 @@ impl Protocol {
         state.provisioners[by] = Work::Idle;
         let attempt = read.attempt;
         let event = match (read.state, saw) {
-            (_, Saw::Returned) => EsimChangeEvent::Done,
+            (_, Saw::Done) => EsimChangeEvent::Done,
             (EsimChangeState::Asked, Saw::Installed | Saw::Kept) => EsimChangeEvent::Refuse,
-            (EsimChangeState::Asked, Saw::Returnable) if attempt >= ATTEMPTS => {
+            (EsimChangeState::Asked, Saw::Possible) if attempt >= ATTEMPTS => {
                 EsimChangeEvent::Refuse
             }
-            (EsimChangeState::Asked, Saw::Returnable) => {
-                if !self.has(Safeguard::GiveBackRecorded) {
+            (EsimChangeState::Asked, Saw::Possible) => {
+                if !self.has(Safeguard::Recorded) {
                     state.provisioners[by] = Work::Fresh {
                         attempt,
                         late: false,
@@ -226,14 +272,23 @@ impl Protocol {
                 }
                 return;
             }
+            (EsimChangeState::Sending, Saw::Kept | Saw::Possible)
+                if state.change == Change::ExtensionByDifference
+                    && self.has(Safeguard::Absence) =>
+            {
+                if state.age < OVERDUE {
+                    return;
+                }
+                EsimChangeEvent::Park(attempt)
+            }
             (_, Saw::Unknown) if read.state == EsimChangeState::Sending && state.age >= OVERDUE => {
                 EsimChangeEvent::Park(attempt)
             }
             (_, Saw::Unknown) => return,
             (_, Saw::Installed) => EsimChangeEvent::Refused(attempt),
-            (_, Saw::Kept | Saw::Returnable) => EsimChangeEvent::NotDone {
+            (_, Saw::Kept | Saw::Possible) => EsimChangeEvent::NotDone {
                 attempt,
-                after_settling_delay: settled || !self.has(Safeguard::GiveBackSettled),
+                after_settling_delay: settled || !self.has(Safeguard::Settled),
             },
         };
         Self::record(state, event);
@@ -251,22 +306,33 @@ impl Model for Protocol {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State {
+        let begin = |change, asks| State {
+            change,
             row: EsimChange::NEW,
             age: 0,
             read: [EsimChange::NEW; 2],
             provisioners: [Work::Idle; 2],
             requests: Vec::new(),
             installed: false,
-            returned: false,
-            asks: 1,
+            effects: 0,
+            shown: false,
+            asks,
             faults: 1,
-        }]
+        };
+        vec![
+            begin(Change::GiveBack, 1),
+            begin(Change::ExactExtension, 0),
+            begin(Change::ExtensionByDifference, 0),
+        ]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if !state.installed && !state.returned {
+        let is_given_back = state.change == Change::GiveBack;
+        if is_given_back && !state.installed && state.effects == 0 {
             actions.push(Action::Install);
+        }
+        if state.effects > 0 && !state.shown {
+            actions.push(Action::Show);
         }
         if state.row.state == EsimChangeState::Refused && state.asks > 0 {
             actions.push(Action::Ask);
@@ -274,12 +340,15 @@ impl Model for Protocol {
         for by in 0..state.provisioners.len() {
             match state.provisioners[by] {
                 Work::Idle if !state.row.state.is_over() => {
-                    let certain = if state.returned {
-                        vec![Saw::Returned]
+                    // Before an attempt of an extension nobody looks for an earlier one.
+                    let is_looked_for =
+                        is_given_back || state.row.state == EsimChangeState::Sending;
+                    let certain = if state.shown && is_looked_for {
+                        vec![Saw::Done]
                     } else if state.installed {
                         vec![Saw::Installed]
                     } else {
-                        vec![Saw::Returnable, Saw::Kept]
+                        vec![Saw::Possible, Saw::Kept]
                     };
                     let all = certain.into_iter().chain([Saw::Unknown]);
                     actions.extend(all.map(|saw| Action::Look(by, saw)));
@@ -287,7 +356,7 @@ impl Model for Protocol {
                 Work::Idle => {}
                 Work::Looked { .. } => actions.push(Action::Act(by)),
                 Work::Fresh { late, .. } => {
-                    if !late || !self.has(Safeguard::GiveBackAbandon) {
+                    if !late || !self.has(Safeguard::Abandon) {
                         actions.push(Action::Send(by));
                     }
                     if late {
@@ -314,6 +383,7 @@ impl Model for Protocol {
         let mut state = last.clone();
         match action {
             Action::Install => state.installed = true,
+            Action::Show => state.shown = true,
             Action::Ask => {
                 state.asks -= 1;
                 Self::record(&mut state, EsimChangeEvent::Ask);
@@ -343,17 +413,20 @@ impl Model for Protocol {
             }
             Action::Arrive { request, answered } => {
                 let arrived = state.requests.remove(request);
-                let was_returned = state.returned;
-                state.returned |= !state.installed;
+                let was_given_back = state.change == Change::GiveBack && state.effects > 0;
+                if !state.installed && !was_given_back {
+                    state.effects += 1;
+                    state.shown |= state.change != Change::ExtensionByDifference;
+                }
                 // "It was given back before" is no definite response.
-                if answered && !was_returned {
+                if answered && !was_given_back {
                     let sender = Work::Sent(arrived.attempt);
-                    let returned = state.returned;
+                    let done = state.effects > 0;
                     if let Some(work) = state.provisioners.iter_mut().find(|work| **work == sender)
                     {
                         *work = Work::Answered {
                             attempt: arrived.attempt,
-                            returned,
+                            done,
                         };
                     }
                 }
@@ -362,22 +435,18 @@ impl Model for Protocol {
             Action::TimeOut(by) => {
                 if let Work::Sent(attempt) = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    if !self.has(Safeguard::GiveBackLooked) {
+                    if !self.has(Safeguard::Looked) {
                         Self::record(&mut state, EsimChangeEvent::Refused(attempt));
                     }
                 }
             }
             Action::Record(by) => {
-                if let Work::Answered { attempt, returned } = state.provisioners[by] {
+                if let Work::Answered { attempt, done } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
                     let refused = EsimChangeEvent::Refused(attempt);
                     Self::record(
                         &mut state,
-                        if returned {
-                            EsimChangeEvent::Done
-                        } else {
-                            refused
-                        },
+                        if done { EsimChangeEvent::Done } else { refused },
                     );
                 }
             }
