@@ -559,11 +559,19 @@ mod tests {
             unit_id: ProviderId::parse("1".to_owned()).unwrap(),
             iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
         };
+        let extension = |send_by| Extension {
+            id: domain::ExtensionId::new(),
+            esim: esim.clone(),
+            provider_option_id: "option".to_owned(),
+            send_by,
+        };
         // The state of the breaker is not known yet, so it is not closed.
         assert!(calls.give_back(&esim, later).await.is_none());
+        assert!(calls.extend(&extension(later)).await.is_none());
         calls.breaker.update(closed());
         for send_by in [send_by, suspended] {
             assert!(calls.give_back(&esim, send_by).await.is_none());
+            assert!(calls.extend(&extension(send_by)).await.is_none());
         }
     }
 

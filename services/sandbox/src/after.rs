@@ -197,7 +197,7 @@ pub async fn extend(
         _ => std::time::Duration::ZERO,
     };
     let extension = LedgerExtension {
-        at: now + delay,
+        at: (now + delay).truncate_to_millisecond(),
         extension_id,
         unit: esim.unit,
         option_id,

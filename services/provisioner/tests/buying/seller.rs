@@ -73,6 +73,16 @@ impl Seller {
         self.put("/faults", faults).await;
     }
 
+    /// The ids of all extensions, whether they have taken effect or not.
+    pub async fn extensions(&self) -> Vec<String> {
+        let url = format!("{}/ledger", self.base);
+        let response = self.http.get(url).send().await.unwrap();
+        let ledger: Value = response.json().await.unwrap();
+        let extensions = ledger["extensions"].as_array().cloned().unwrap_or_default();
+        let id = |one: &Value| one["extension_id"].as_str().unwrap().to_owned();
+        extensions.iter().map(id).collect()
+    }
+
     /// From now on our account at Airalo pays the prices for consumers less this percentage.
     pub async fn airalo_discount(&self, percentage: u8) {
         self.put("/airalo/discount", percentage.into()).await;
