@@ -77,6 +77,15 @@ pub struct Stored {
     pub delivery: Option<String>,
 }
 
+/// An extension as it is stored.
+#[derive(Debug, sqlx::FromRow)]
+pub struct StoredExtension {
+    pub extension_id: String,
+    pub external_id: String,
+    pub topup_id: String,
+    pub state: String,
+}
+
 /// Describes the stack to start. By default it has one process of each stage and uses the shared
 /// NATS server of `TEST_NATS_URL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -432,6 +441,12 @@ impl Stack {
     }
 
     /// The topups that are stored, without those that a test has filled in as finished ones.
+    pub async fn extensions(&self) -> Result<Vec<StoredExtension>> {
+        let query = "SELECT extension_id::text, external_id, topup_id, state FROM extensions";
+        let mut database = self.database.connect().await?;
+        Ok(sqlx::query_as(query).fetch_all(&mut database).await?)
+    }
+
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(

@@ -124,6 +124,47 @@ pub async fn given_back(walk: &Walk) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
+/// Returns every extension about which the partner and the provider disagree, and each that was
+/// added twice.
+pub async fn extended(walk: &Walk) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for topup_id in &walk.extended {
+        let mut last = None;
+        let ended = wait::until(QUIET, "the end of an extension", async || {
+            let stored = walk.stack.extensions().await?.into_iter();
+            let mut of_topup = stored.filter(|one| one.topup_id == *topup_id);
+            last = of_topup.next();
+            let is_open = last
+                .as_ref()
+                .is_some_and(|one| matches!(one.state.as_str(), "asked" | "sending"));
+            Ok((!is_open).then_some(()))
+        });
+        let ended = ended.await.is_ok();
+        // A request that a dying ingress has lost has stored nothing.
+        let Some(stored) = &last else {
+            continue;
+        };
+        let id = stored.extension_id.as_str();
+        let ledger = walk.stack.ledger().await?;
+        let of_this = (ledger.extensions.iter()).filter(|one| one.extension_id.contains(id));
+        let added = of_this.count();
+        let state = stored.state.as_str();
+        let agrees = match state {
+            "added" => added == 1,
+            "refused" => added == 0,
+            // Nobody knows whether it was added, but it was not added twice.
+            _ => walk.searches && added <= 1,
+        };
+        if !ended || !agrees {
+            wrong.push(format!(
+                "the extension of topup {topup_id} is {state}, and the provider has added it {added} times"
+            ));
+        }
+    }
+    println!("{} eSIMs extended", walk.extended.len());
+    Ok(wrong)
+}
+
 /// Returns the answers that contradict the stored state.
 fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     let mut standing: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();

@@ -37,7 +37,7 @@ async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
 #[ignore = "needs binaries with fail points: tests/run crash"]
 async fn whatever_dies_around_a_call_to_another_provider_nothing_is_bought_twice_and_nothing_lost()
 {
-    let of_purchases = |point: &Point| Walk::concerns_provider(point) && !Walk::gives_back(point);
+    let of_purchases = |point: &Point| Walk::concerns_provider(point) && !Walk::changes_esim(point);
     tokio::join!(
         walk("esim-access", Point::all().filter(Walk::concerns_provider)),
         walk("airalo", Point::all().filter(Walk::concerns_provider)),
@@ -68,6 +68,7 @@ async fn walk(provider: &str, points: impl Iterator<Item = Point>) {
     walk.give_urls().await.unwrap();
     wrong.extend(ledgers::compare(&walk).await.unwrap());
     wrong.extend(ledgers::given_back(&walk).await.unwrap());
+    wrong.extend(ledgers::extended(&walk).await.unwrap());
     assert!(
         wrong.is_empty(),
         "{provider}: {} wrong:\n{}",

@@ -58,6 +58,8 @@ pub struct Walk {
     pub asked: Vec<Asked>,
     /// The topups that the first partner has asked to give back.
     pub given_back: BTreeSet<String>,
+    /// The topups whose eSIMs were extended. The topup id is the external id of the extension, too.
+    pub extended: BTreeSet<String>,
     /// Airalo takes no eSIM back and tells nobody when profiles are ready. It hands out three
     /// tokens a minute, and each process needs one.
     is_airalo: bool,
@@ -116,6 +118,7 @@ impl Walk {
             clients,
             asked: Vec::new(),
             given_back: BTreeSet::new(),
+            extended: BTreeSet::new(),
             is_airalo: provider == "airalo",
             jetstream: jetstream::new(nats),
         })
@@ -130,24 +133,25 @@ impl Walk {
             )
     }
 
-    /// Whether it is reached only by giving an eSIM back.
-    pub fn gives_back(point: &Point) -> bool {
+    /// Whether it is reached only by giving an eSIM back or extending one.
+    pub fn changes_esim(point: &Point) -> bool {
         matches!(
             point.effect,
-            Effect::CommitEsimAttempt | Effect::GiveBack | Effect::CommitEsimOutcome
+            Effect::CommitEsimAttempt
+                | Effect::GiveBack
+                | Effect::Extend
+                | Effect::CommitEsimOutcome
         )
     }
 
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
         match point.effect {
-            // The last two: a call without a token says nothing of the provider's health, so too
+            // Of the last two: a call without a token says nothing of the provider's health, so too
             // few calls fail.
-            Effect::CommitEsimAttempt
-            | Effect::GiveBack
-            | Effect::CommitHint
-            | Effect::CommitHealth
-            | Effect::CommitProbe => self.is_airalo,
+            Effect::GiveBack | Effect::CommitHint | Effect::CommitHealth | Effect::CommitProbe => {
+                self.is_airalo
+            }
             _ => false,
         }
     }
@@ -223,8 +227,13 @@ impl Walk {
                     .await?;
             }
         }
-        if Self::gives_back(&point) {
-            self.give_back().await?;
+        if Self::changes_esim(&point) {
+            let esims = self.delivered_esims().await?;
+            let mut esims = esims.into_iter();
+            let (returned, extended) = (esims.next(), esims.next());
+            self.given_back.extend(returned.clone());
+            self.extended.extend(extended.clone());
+            tokio::try_join!(self.give_back(returned), self.extend(extended))?;
         }
         if point.effect == Effect::CommitResend {
             self.redeliver().await?;
@@ -252,30 +261,63 @@ impl Walk {
         Ok(())
     }
 
-    /// Gives an eSIM of the first partner back that has reached all its endpoints.
-    async fn give_back(&mut self) -> Result<()> {
+    /// Two eSIMs of the first partner that have reached all its endpoints and were not changed yet.
+    async fn delivered_esims(&self) -> Result<Vec<String>> {
         let further = self.webhooks(true)?;
-        let client = &self.clients[0];
+        let mut found = Vec::new();
         for (topup_id, _) in self.webhooks(false)?.intersection(&further) {
-            if self.given_back.contains(topup_id) {
+            if self.given_back.contains(topup_id) || self.extended.contains(topup_id) {
                 continue;
             }
             let path = format!("/api/v1/api_partner/topups/{topup_id}");
-            let shown = client.post(String::new()).method("GET").path(&path);
+            let shown = self.clients[0]
+                .post(String::new())
+                .method("GET")
+                .path(&path);
             let shown = shown.send().await?;
             if shown.status != 200 || shown.json()?["delivery"] != "delivered" {
                 continue;
             }
-            let path = format!("{path}/give-back");
-            let answer = client.post(String::new()).path(&path).send().await?;
-            ensure!(
-                matches!(answer.status, 200 | 202 | 409),
-                "a give-back was answered with {}",
-                answer.status
-            );
-            self.given_back.insert(topup_id.clone());
-            return Ok(());
+            found.push(topup_id.clone());
+            if found.len() == 2 {
+                break;
+            }
         }
+        Ok(found)
+    }
+
+    /// Gives this eSIM back.
+    async fn give_back(&self, topup_id: Option<String>) -> Result<()> {
+        let Some(topup_id) = topup_id else {
+            return Ok(());
+        };
+        let path = format!("/api/v1/api_partner/topups/{topup_id}/give-back");
+        let answer = self.clients[0].post(String::new()).path(&path);
+        let answer = answer.send().await?;
+        ensure!(
+            matches!(answer.status, 200 | 202 | 409),
+            "a give-back was answered with {}",
+            answer.status
+        );
+        Ok(())
+    }
+
+    /// Extends this eSIM.
+    async fn extend(&self, topup_id: Option<String>) -> Result<()> {
+        let Some(topup_id) = topup_id else {
+            return Ok(());
+        };
+        let option_id = self.stack.option("extension")?;
+        let body = serde_json::json!({"external_id": topup_id, "option_id": option_id});
+        let path = format!("/api/v1/api_partner/topups/{topup_id}/extensions");
+        let answer = self.clients[0].post(body.to_string()).path(&path);
+        let answer = answer.send().await?;
+        ensure!(
+            matches!(answer.status, 201 | 202),
+            "an extension was answered with {}: {}",
+            answer.status,
+            String::from_utf8_lossy(&answer.body)
+        );
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use testkit::client::{Answer, Client};
 use testkit::receiver::Received;
-use testkit::stack::{Stack, Stage};
+use testkit::stack::Stack;
 use testkit::wait;
 
 use crate::partner::{ask, assert_refused, get, send};
@@ -120,12 +120,7 @@ async fn an_esim_is_extended_once_however_often_it_is_ordered() {
 
 #[tokio::test]
 async fn an_extension_whose_answer_is_lost_is_found_and_not_repeated() {
-    let stack = Stack::builder()
-        .env(Stage::Provisioner, "SETTLE", "8s")
-        .start()
-        .await
-        .unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     wants_events(&shop).await;
     for option in ["extension-lost", "extension-late"] {
         let topup_id = esim(&stack, &shop, "ready").await;
