@@ -440,13 +440,14 @@ impl Stack {
         Ok(ledger)
     }
 
-    /// The topups that are stored, without those that a test has filled in as finished ones.
+    /// All extensions as they are stored.
     pub async fn extensions(&self) -> Result<Vec<StoredExtension>> {
         let query = "SELECT extension_id::text, external_id, topup_id, state FROM extensions";
         let mut database = self.database.connect().await?;
         Ok(sqlx::query_as(query).fetch_all(&mut database).await?)
     }
 
+    /// The topups that are stored, without those that a test has filled in as finished ones.
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(
