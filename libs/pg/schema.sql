@@ -132,6 +132,7 @@ TABLE esims
     CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
     CREATE TRIGGER esim_returned AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION esim_returned()
+    CREATE TRIGGER topup_return_noted AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION topup_return_noted()
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)
 
@@ -304,7 +305,8 @@ TABLE orders
     cancelled_at timestamp with time zone
     erased_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000)))
+    metadata text
+    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent), octet_length(metadata)) <= 100000))) NOT VALID
     CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
@@ -602,6 +604,17 @@ TABLE system
     CONSTRAINT system_singleton_check CHECK (singleton)
     POLICY all_rows USING true WITH CHECK true
 
+TABLE topup_changes
+    partner_id uuid NOT NULL
+    at timestamp with time zone NOT NULL
+    topup_id text COLLATE "C" NOT NULL
+    change text COLLATE "C" NOT NULL
+    CONSTRAINT topup_changes_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(topup_id) <= 100000)))
+    CONSTRAINT topup_changes_change CHECK ((change = ANY (ARRAY['failed'::text, 'returned'::text])))
+    CONSTRAINT topup_changes_pkey PRIMARY KEY (partner_id, at, topup_id, change)
+    CREATE INDEX topup_changes_topup ON public.topup_changes USING btree (topup_id)
+    POLICY all_rows USING true WITH CHECK true
+
 TABLE topups
     topup_id text COLLATE "C" NOT NULL
     placement_id uuid NOT NULL
@@ -611,10 +624,12 @@ TABLE topups
     state text NOT NULL DEFAULT 'pending'::text
     reason text
     terms text
-    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason), octet_length(terms)) <= 100000)) NOT VALID
+    metadata text
+    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason), octet_length(terms), octet_length(metadata)) <= 100000)) NOT VALID
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+    CREATE TRIGGER topup_failure_noted AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failure_noted()
     POLICY all_rows USING true WITH CHECK true
 
 TABLE walks
@@ -1031,6 +1046,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.note_topup_change(of_topup text, change text, changed_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO topup_changes (partner_id, at, topup_id, change)
+    SELECT o.partner_id, greatest(changed_at, o.answer_by), of_topup, note_topup_change.change
+    FROM topups t JOIN placements p ON p.placement_id = t.placement_id JOIN orders o ON o.order_id = p.order_id
+    WHERE t.topup_id = of_topup AND (o.refused_at IS NULL OR o.cancelled_at IS NOT NULL)
+    ON CONFLICT DO NOTHING;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.order_cancelled()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1116,7 +1145,9 @@ VIEW partner_units WITH (security_invoker=true) AS
     e.returned_at,
     ((t.state = 'failed'::text) AND (NOT may_be_refused(o.order_id))) AS has_failed,
     (p.state = 'parked'::text) AS is_parked,
-    t.terms
+    t.terms,
+    t.metadata,
+    o.metadata AS order_metadata
    FROM ((((orders o
      JOIN placements p ON ((p.order_id = o.order_id)))
      JOIN topups t ON ((t.placement_id = p.placement_id)))
@@ -1453,6 +1484,30 @@ CREATE OR REPLACE FUNCTION public.topup_failed()
 AS $function$
 BEGIN
     PERFORM make_events('topup.failed', NEW.topup_id);
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.topup_failure_noted()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM note_topup_change(NEW.topup_id, 'failed', now());
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.topup_return_noted()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM note_topup_change(NEW.topup_id, 'returned', now());
     RETURN NULL;
 END
 $function$

@@ -347,8 +347,21 @@ def test_ids_of_options_are_values(shop: Shop, write: Any) -> None:
     assert shop.partner.api and shop.order(TAKEN, stored(), items=cast(list[Item], generated)).stored_before
 
 
+def test_metadata_is_sent_as_it_is_given(shop: Shop) -> None:
+    kept = {"ticket": "T-1 \u00e9"}
+    generated = GeneratedItem.from_dict({"option_id": str(OPTION), "qty": 1, "metadata": kept})
+    shop.service.script = [DONE]
+    shop.partner.order("A-1", [Item(OPTION, 1, kept), generated], first_call=True, metadata=kept)
+    body = shop.service.requests[0][2]
+    assert body["metadata"] == kept
+    assert [product["metadata"] for product in body["products"]] == [kept, kept]
+    with pytest.raises(ValueError, match="of the order"):
+        shop.partner.order("A-1", ITEMS, metadata=cast(dict[str, str], {"a": 1}))
+
+
 def test_what_cannot_be_ordered_is_not_sent(shop: Shop) -> None:
-    for item in (Item("option"), Item(cast(str, 5)), Item(OPTION, cast(int, "2")), Item(OPTION, True)):
+    wrong = Item(OPTION, 1, cast(dict[str, str], {"a": 1}))
+    for item in (wrong, Item("option"), Item(cast(str, 5)), Item(OPTION, cast(int, "2")), Item(OPTION, True)):
         with pytest.raises(ValueError, match="of item 0"):
             shop.order(items=[item])
     for bad in ("\ud800", cast(str, 5)):

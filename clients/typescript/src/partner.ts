@@ -69,6 +69,11 @@ export interface OrderOptions extends Patience {
    * also of a process that crashed, may still be on its way.
    */
   firstCall?: boolean;
+  /**
+   * What you want to find again with the order: at most 10 texts by name. If an earlier call has stored the same units,
+   * its metadata stays.
+   */
+  metadata?: Record<string, string>;
 }
 
 /** A stored order. It is bought once, and each eSIM comes to you in a webhook. */
@@ -150,12 +155,13 @@ export class Partner {
   async order(
     externalOrderId: string,
     items: readonly Item[],
-    { firstCall = false, patience = PATIENCE }: OrderOptions = {},
+    { firstCall = false, patience = PATIENCE, metadata }: OrderOptions = {},
   ): Promise<PlacedOrder> {
     const began = now();
     const end = began + checkedSeconds("patience", patience);
     const products = checkedItems(items);
-    const body = { external_order_id: checkedId(externalOrderId), products };
+    const kept = checkedMetadata(metadata, "the order");
+    const body = { external_order_id: checkedId(externalOrderId), products, ...kept };
     // Whether a request of this call may have stored the order.
     let inDoubt = false;
     // When the last request was sent that got no answer. It may be stored even after a later one was refused. An earlier
@@ -385,12 +391,20 @@ function checkedId(externalOrderId: unknown): string {
 }
 
 function checkedItems(items: readonly Item[]): Item[] {
-  return items.map(({ option_id, qty }, index) => {
+  return items.map(({ option_id, qty, metadata }, index) => {
     const option = optionId(option_id);
     if (option === undefined) throw new TypeError(`option_id of item ${index} is not a UUID`);
     if (!Number.isSafeInteger(qty)) throw new TypeError(`qty of item ${index} is not a whole number`);
-    return { option_id: option, qty };
+    return { option_id: option, qty, ...checkedMetadata(metadata, `item ${index}`) };
   });
+}
+
+function checkedMetadata(given: unknown, owner: string): { metadata?: Record<string, string> } {
+  if (given === undefined || given === null) return {};
+  const isText = (text: unknown): text is string => typeof text === "string";
+  if (typeof given !== "object" || Array.isArray(given) || !Object.values(given).every(isText))
+    throw new TypeError(`metadata of ${owner} is not an object of texts`);
+  return { metadata: given as Record<string, string> };
 }
 
 /** The topups of a 201 or of its repeat, if it is as documented: one for each unit that was ordered. */

@@ -275,6 +275,19 @@ test("ids of options are values", async () => {
   }
 });
 
+test("metadata is sent as it is given", async () => {
+  const metadata = { ticket: "T-1 \u00e9" };
+  const items = [{ option_id: OPTION, qty: 1, metadata }, { option_id: OPTION, qty: 1 }];
+  script = [DONE];
+  requests = [];
+  await partner.order("A-1", items, { firstCall: true, metadata });
+  const body = JSON.stringify({ external_order_id: "A-1", products: items, metadata });
+  strictEqual(requests[0], `POST /api/v1/api_partner/orders ${body}`);
+  const wrong = { a: 1 } as unknown as Record<string, string>;
+  await rejects(partner.order("A-1", items, { metadata: wrong }), /metadata of the order/);
+  await rejects(order([], 1e6, [{ option_id: OPTION, qty: 1, metadata: wrong }]), /metadata of item 0/);
+});
+
 test("what cannot be ordered is not sent", async () => {
   const wrong: unknown[] = ["2", NaN, 1.5, undefined];
   for (const qty of wrong) await rejects(order([], 1e6, [{ option_id: OPTION, qty: qty as number }]), /qty of item 0/);

@@ -10,6 +10,7 @@
 //! `docs/openapi.json`, which partners read.
 
 mod account;
+mod changes;
 mod deliveries;
 mod endpoints;
 pub mod esims;
@@ -31,6 +32,7 @@ use sqlx::PgConnection;
 pub use self::orders::first_id;
 pub use self::{
     account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
+    changes::{ChangePage, ChangePosition, ChangedUnit, Changes, TopupChange, changes},
     deliveries::{
         DeliveryPage, FurtherDelivery, SentAgain, UnitDelivery, attempts, deliveries, delivery,
         send_again,

@@ -8,7 +8,7 @@ GRANT SELECT, DELETE, INSERT (key_id, partner_id, name, access_key, secret_key, 
     ON partner_keys TO esim_ingress;
 GRANT SELECT, INSERT, UPDATE, DELETE ON partner_key_uses TO esim_ingress;
 GRANT SELECT ON options, system, orders, placements TO esim_ingress;
-GRANT SELECT (topup_id, placement_id, position, option_id, state, reason, terms) ON topups TO esim_ingress;
+GRANT SELECT (topup_id, placement_id, position, option_id, state, reason, terms, metadata) ON topups TO esim_ingress;
 
 -- All columns of orders, so that a new column needs no grant. This adds little to what ingress may do anyway: it may also
 -- set `created_at` and `erased_at`, which decide nothing about what is bought or delivered. The columns of placements and
@@ -21,6 +21,8 @@ GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id, t
 -- lock of an order's row needs the privilege to change a column; this one decides nothing.
 GRANT EXECUTE ON FUNCTION refuse_order(uuid, boolean) TO esim_ingress;
 GRANT UPDATE (traceparent) ON orders TO esim_ingress;
+-- What partners keep with their orders is added after them, so that orders without it cost nothing.
+GRANT UPDATE (metadata) ON orders, topups TO esim_ingress;
 
 -- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
 -- look-up, and a rotation keeps the old key and the old secret.
@@ -59,6 +61,9 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_ingress;
 
 -- The external id of an archived order stays taken, and look-ups say that the order is archived.
 GRANT SELECT ON archived_orders TO esim_ingress;
+
+-- When topups failed and were given back, for the walk of their partner.
+GRANT SELECT ON topup_changes TO esim_ingress;
 
 -- Requests that it refused: it keeps the newest ones of each partner.
 GRANT SELECT, INSERT, DELETE ON refused_requests TO esim_ingress;

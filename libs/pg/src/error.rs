@@ -157,6 +157,12 @@ impl From<domain::ids::NotAnId> for Error {
     }
 }
 
+impl From<domain::UnreadableMetadata> for Error {
+    fn from(error: domain::UnreadableMetadata) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
 impl From<domain::UnreadableTerms> for Error {
     fn from(error: domain::UnreadableTerms) -> Self {
         Self::Unreadable(error.to_string())

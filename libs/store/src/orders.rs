@@ -16,7 +16,9 @@ use std::{
     time::Duration,
 };
 
-use domain::{Agreed, KeyId, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId};
+use domain::{
+    Agreed, KeyId, Metadata, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId,
+};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
@@ -44,6 +46,8 @@ pub struct NewOrder {
     pub answering: Option<Uuid>,
     /// The placements of the order. Together they have one topup for each unit.
     pub placements: Vec<NewPlacement>,
+    /// What the partner keeps with it.
+    pub metadata: Option<Metadata>,
     /// The key that the request was signed with, if that has a limit of units a day.
     pub limited_key: Option<LimitedKey>,
 }
@@ -71,6 +75,7 @@ impl NewOrder {
             answer_within: Duration::ZERO,
             answering: None,
             placements,
+            metadata: None,
             limited_key: None,
         }
     }
@@ -78,6 +83,12 @@ impl NewOrder {
     /// Whether its answer waits for verdicts of the provisioners.
     pub fn awaits_verdicts(&self) -> bool {
         self.answering.is_some()
+    }
+
+    /// Whether the partner keeps something with it or with one of its items.
+    fn has_metadata(&self) -> bool {
+        let mut topups = self.placements.iter().flat_map(|one| &one.topups);
+        self.metadata.is_some() || topups.any(|topup| topup.metadata.is_some())
     }
 
     /// How many units it has.
@@ -116,6 +127,8 @@ pub struct NewTopup {
     pub position: usize,
     pub agreed: Agreed,
     pub provider_option_id: String,
+    /// What the partner keeps with its item.
+    pub metadata: Option<Metadata>,
 }
 
 impl NewTopup {
@@ -131,6 +144,7 @@ impl NewTopup {
             position,
             agreed: Agreed::new(option_id),
             provider_option_id: provider_option_id.into(),
+            metadata: None,
         }
     }
 }
@@ -146,9 +160,60 @@ impl NewTopup {
 ///
 /// The orders are sorted by their unique key before they are written, so that two replicas that
 /// store the same keys wait for each other instead of deadlocking.
+///
+/// What partners keep with their orders is added by a second statement of the same transaction, so
+/// that a batch of orders without it is written as if there was no such thing.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let all: Vec<&NewOrder> = orders.iter().collect();
-    retry_conflicts!(insert_all(&mut *connection, &all))
+    if !orders.iter().any(NewOrder::has_metadata) {
+        return retry_conflicts!(insert_all(&mut *connection, &all));
+    }
+    transaction!(connection, "orders::insert_kept", |transaction| {
+        let stored = insert_all(transaction, &all).await?;
+        keep(transaction, &all, &stored).await?;
+        Ok(TransactionEnd::Commit(stored))
+    })
+}
+
+/// Adds to stored orders what their partners keep with them.
+async fn keep(
+    transaction: &mut Transaction<'_>,
+    orders: &[&NewOrder],
+    stored: &[bool],
+) -> Result<()> {
+    let all = orders.iter().zip(stored).filter(|(_, stored)| **stored);
+    let kept = all.map(|(order, _)| order).filter(|one| one.has_metadata());
+    let mut of_orders = (Vec::new(), Vec::new());
+    let mut of_topups = (Vec::new(), Vec::new());
+    for order in kept {
+        if let Some(metadata) = &order.metadata {
+            of_orders.0.push(order.order_id.uuid());
+            of_orders.1.push(metadata.stored());
+        }
+        for topup in order.placements.iter().flat_map(|one| &one.topups) {
+            if let Some(metadata) = &topup.metadata {
+                of_topups.0.push(topup.topup_id.as_str());
+                of_topups.1.push(metadata.stored());
+            }
+        }
+    }
+    if of_orders.0.is_empty() && of_topups.0.is_empty() {
+        return Ok(());
+    }
+    let statement = sqlx::query!(
+        "WITH of_orders AS (
+             UPDATE orders o SET metadata = new.metadata
+             FROM unnest($1::uuid[], $2::text[]) AS new (order_id, metadata) WHERE o.order_id = new.order_id
+         )
+         UPDATE topups t SET metadata = new.metadata
+         FROM unnest($3::text[], $4::text[]) AS new (topup_id, metadata) WHERE t.topup_id = new.topup_id",
+        &of_orders.0,
+        &of_orders.1,
+        &of_topups.0 as &[&str],
+        &of_topups.1,
+    );
+    statement.execute(&mut **transaction).await?;
+    Ok(())
 }
 
 /// What became of an order that [`insert_counted`] was to store.
@@ -220,6 +285,7 @@ pub async fn insert_counted(
             waiting = beyond;
             let chosen: Vec<&NewOrder> = fitting.iter().map(|index| &orders[*index]).collect();
             let stored = insert_all(transaction, &chosen).await?;
+            keep(transaction, &chosen, &stored).await?;
             // An order that is not stored leaves its units to those that were beyond the limit.
             let mut are_units_free = false;
             for (index, stored) in fitting.into_iter().zip(stored) {
@@ -415,6 +481,7 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
                     position,
                     agreed,
                     provider_option_id,
+                    metadata: _,
                 } = topup;
                 topups.ids.push(topup_id.as_str());
                 topups.orders.push(order.order_id.uuid());
@@ -514,26 +581,43 @@ pub async fn status(
 pub struct OrderedUnit {
     pub topup_id: TopupId,
     pub option_id: OptionId,
+    pub metadata: Option<Metadata>,
 }
 
-/// The units of an order in the order of its answer; none if it was archived. They are stored with
-/// their order and never change.
+/// What an order asked for: its units in the order of its answer, and what its partner keeps with
+/// it. It never changes, until the order is erased or archived.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OrderedUnits {
+    /// None if the order was archived.
+    pub units: Vec<OrderedUnit>,
+    pub metadata: Option<Metadata>,
+    /// What its partner kept with it was erased.
+    pub is_erased: bool,
+}
+
+/// What the order with this id asked for.
 ///
 /// They are no [`Unflushed`], because only [`status`] names the order, and has flushed it.
-pub async fn units(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<OrderedUnit>> {
+pub async fn units(connection: &mut PgConnection, order_id: OrderId) -> Result<OrderedUnits> {
     let query = sqlx::query!(
-        "SELECT t.topup_id, t.option_id FROM placements p JOIN topups t ON t.placement_id = p.placement_id
-         WHERE p.order_id = $1 ORDER BY t.position",
+        r#"SELECT t.topup_id, t.option_id, t.metadata, o.erased_at IS NOT NULL AS "erased!",
+                  CASE WHEN t.position = 0 THEN o.metadata END AS order_metadata
+           FROM placements p JOIN topups t ON t.placement_id = p.placement_id JOIN orders o ON o.order_id = p.order_id
+           WHERE p.order_id = $1 ORDER BY t.position"#,
         order_id.uuid(),
     );
-    let mut units = Vec::new();
+    let mut ordered = OrderedUnits::default();
+    let read = |stored: Option<String>| stored.as_deref().map(Metadata::read).transpose();
     for row in query.fetch_all(&mut *connection).await? {
-        units.push(OrderedUnit {
+        ordered.is_erased = row.erased;
+        ordered.metadata = ordered.metadata.or(read(row.order_metadata)?);
+        ordered.units.push(OrderedUnit {
             topup_id: row.topup_id.try_into()?,
             option_id: row.option_id.into(),
+            metadata: read(row.metadata)?,
         });
     }
-    Ok(units)
+    Ok(ordered)
 }
 
 /// Refuses an order for ingress, which then answers with 422. Applies

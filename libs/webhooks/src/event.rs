@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use domain::{
-    EndpointId, OptionId,
+    EndpointId, Metadata, OptionId,
     event::{EventKind, NoticeKind},
 };
 use serde::Serialize;
@@ -116,11 +116,18 @@ struct TopupFailedData<'a> {
     /// Why it has failed, in the same words as in the look-up of the topup.
     #[schema(example = "The eSIM will not be delivered")]
     error: String,
+    /// What you keep with the item of the topup, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
+    /// What you keep with the order, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    order_metadata: Option<&'a Metadata>,
 }
 
 /// The topup that it is about.
 #[derive(Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names are those of the API")]
 struct TopupData<'a> {
     #[schema(example = "20250129123456123456789012")]
     topup_id: &'a str,
@@ -128,6 +135,14 @@ struct TopupData<'a> {
     option_id: OptionId,
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
+    /// What you keep with the item of the topup, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
+    /// What you keep with the order, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    order_metadata: Option<&'a Metadata>,
 }
 
 /// What the provider says of the eSIM of a topup. Each value is null if the provider does not say
@@ -162,6 +177,14 @@ struct EsimUseData<'a> {
     #[serde(with = "rfc3339")]
     #[schema(value_type = String, format = DateTime)]
     read_at: OffsetDateTime,
+    /// What you keep with the item of the topup, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
+    /// What you keep with the order, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    order_metadata: Option<&'a Metadata>,
 }
 
 /// The extension that has ended, and the topup whose eSIM it is for.
@@ -204,6 +227,10 @@ struct OrderCancelledData<'a> {
     /// How many topups it had. None of them was bought.
     #[schema(example = 2)]
     units: u32,
+    /// What you keep with the order, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
 }
 
 /// What ends, and when.
@@ -304,6 +331,8 @@ impl<'a> NoticeData<'a> {
 
 impl<'a> EventBody<'a> {
     pub fn new(event: &'a EventContent) -> Self {
+        let metadata = event.kept.topup.as_ref();
+        let order_metadata = event.kept.order.as_ref();
         let data = match &event.subject {
             Subject::TopupFailed {
                 topup_id,
@@ -315,6 +344,8 @@ impl<'a> EventBody<'a> {
                 option_id: *option_id,
                 external_order_id,
                 error: failure(refusal.as_ref()),
+                metadata,
+                order_metadata,
             }),
             Subject::OfTopup {
                 kind: _,
@@ -327,6 +358,8 @@ impl<'a> EventBody<'a> {
                     topup_id,
                     option_id: *option_id,
                     external_order_id,
+                    metadata,
+                    order_metadata,
                 }),
                 Some(UseContent {
                     threshold,
@@ -343,6 +376,8 @@ impl<'a> EventBody<'a> {
                     ends_at: reading.ends_at,
                     as_of: reading.as_of,
                     read_at: *read_at,
+                    metadata,
+                    order_metadata,
                 }),
             },
             Subject::Extension {
@@ -366,6 +401,7 @@ impl<'a> EventBody<'a> {
             } => Data::OrderCancelled(OrderCancelledData {
                 external_order_id,
                 units: *units,
+                metadata: order_metadata,
             }),
             Subject::KeyExpiring {
                 credential,
@@ -540,6 +576,7 @@ mod tests {
             let event = EventContent {
                 created_at: OffsetDateTime::UNIX_EPOCH,
                 subject,
+                kept: store::deliveries::events::Kept::default(),
             };
             serde_json::to_string(&EventBody::new(&event)).unwrap()
         };

@@ -194,6 +194,9 @@ enum AccountCommand {
         /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
+        /// What you want to find again with the order, such as ticket=T-77; at most 10 of them
+        #[arg(long = "metadata", value_name = "NAME=TEXT", value_parser = order::pair)]
+        metadata: Vec<(String, String)>,
     },
     /// Order a sandbox option that behaves as its name says, or make an event
     ///
@@ -417,7 +420,8 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             external_order_id,
             option_id,
             qty,
-        } => order::place(&account, external_order_id, option_id, *qty).await?,
+            metadata,
+        } => order::place(&account, external_order_id, option_id, *qty, metadata).await?,
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
             account.order(external_order_id).await?
         }

@@ -379,7 +379,7 @@ impl Server {
             option_id,
             qty,
         } = &wanted;
-        self.told(order::place(&self.account, external_order_id, option_id, *qty).await)
+        self.told(order::place(&self.account, external_order_id, option_id, *qty, &[]).await)
     }
 
     /// What the agent is told of an answer.

@@ -34,6 +34,14 @@ const MOST_PAGES: usize = 100;
 /// The outcome that makes an event and orders nothing.
 const EVENT: &str = "key.expiring";
 
+/// A name and a text of metadata.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, text) = text
+        .split_once('=')
+        .ok_or("write it as NAME=TEXT, such as ticket=T-77")?;
+    Ok((name.to_owned(), text.to_owned()))
+}
+
 /// Sends an order until an answer says whether it is stored. Without a definite answer the same
 /// body is sent again. If the id is taken by an order of the same units, an earlier request has
 /// stored this order, and the stored order is the result unless nothing was bought for it: what
@@ -45,8 +53,16 @@ pub(crate) async fn place(
     id: &str,
     option_id: &str,
     qty: u32,
+    metadata: &[(String, String)],
 ) -> anyhow::Result<ApiResponse> {
-    let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
+    let mut body =
+        json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
+    if !metadata.is_empty() {
+        let pairs = metadata.iter().cloned();
+        let pairs: serde_json::Map<String, Value> =
+            pairs.map(|(name, text)| (name, text.into())).collect();
+        body["metadata"] = pairs.into();
+    }
     let was_sent = AtomicBool::new(false);
     let send = || {
         let is_repeat = was_sent.swap(true, Ordering::Relaxed);
@@ -270,7 +286,7 @@ pub(crate) async fn trigger(
         )
     })?;
     let id = format!("trigger-{name}-{}", runtime::clock::unix_milliseconds());
-    let answer = place(account, &id, option_id, qty).await?;
+    let answer = place(account, &id, option_id, qty, &[]).await?;
     print(serde_json::to_string_pretty(&answer.json)?)?;
     let refused = answer.codes.contains("provider_rejected");
     let expected = answer.is_success() || (refused && follows.starts_with("422"));

@@ -45,7 +45,7 @@ use signing::webhook::Signers;
 use store::{
     deliveries::{
         self, AttemptResult, ClaimedDelivery, DeliveryClaim, DeliveryContent, EndedAttempt,
-        events::{EventContent, Subject},
+        events::{EventContent, Kept, Subject},
         notices::{self, NoticeContent},
     },
     work::{self, LookResult, WorkLook},
@@ -494,6 +494,7 @@ impl Deliver {
                 subject: Subject::WebhookTest {
                     challenge: Some(challenge),
                 },
+                kept: Kept::default(),
             })));
         }
         let Subject::Notice {
@@ -525,6 +526,7 @@ impl Deliver {
         Ok(Cow::Owned(DeliveryContent::Event(EventContent {
             created_at: event.created_at,
             subject,
+            kept: Kept::default(),
         })))
     }
 

@@ -188,7 +188,7 @@ mod tests {
     use pg::Error;
     use store::deliveries::{
         DeliveryTarget,
-        events::{EventContent, Subject},
+        events::{EventContent, Kept, Subject},
     };
     use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -233,6 +233,7 @@ mod tests {
             content: DeliveryContent::Event(EventContent {
                 created_at: runtime::clock::now(),
                 subject: Subject::WebhookTest { challenge: None },
+                kept: Kept::default(),
             }),
         }
     }

@@ -65,6 +65,8 @@ class Item:
 
     option_id: UUID | str
     qty: int = 1
+    #: What you want to find again with its topups: at most 10 texts by name.
+    metadata: Mapping[str, str] | None = None
 
 
 class AnyItem(Protocol):
@@ -140,14 +142,21 @@ class Unreadable(PartnerError):
 
 
 def order(
-    external_order_id: str, items: Sequence[AnyItem], first_call: bool, waits: Waits, patience: float
+    external_order_id: str,
+    items: Sequence[AnyItem],
+    first_call: bool,
+    waits: Waits,
+    patience: float,
+    metadata: Mapping[str, str] | None = None,
 ) -> Flow[PlacedOrder]:
     """:meth:`Partner.order`."""
     began = time.monotonic()
     until = began + patience
     products = _products(items)
     ordered = _count((item["option_id"], item["qty"]) for item in products)
-    body = {"external_order_id": _external_order_id(external_order_id), "products": products}
+    body: dict[str, Any] = {"external_order_id": _external_order_id(external_order_id), "products": products}
+    if metadata:
+        body["metadata"] = _metadata(metadata, "the order")
     # Whether a request of this call may have stored the order.
     is_in_doubt = False
     # When the last request was sent that got no answer. It may be stored even after a later one was refused. An earlier
@@ -361,8 +370,20 @@ def _products(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
             raise ValueError(f"option_id of item {index} is not a UUID") from None
         if isinstance(item.qty, bool) or not isinstance(item.qty, int):
             raise ValueError(f"qty of item {index} is not a whole number")
-        products.append({"option_id": str(option_id), "qty": item.qty})
+        product: dict[str, Any] = {"option_id": str(option_id), "qty": item.qty}
+        # The generated item has an object of its own for it, or says that it is not set.
+        metadata = getattr(item, "metadata", None)
+        if metadata:
+            pairs = getattr(metadata, "additional_properties", metadata)
+            product["metadata"] = _metadata(pairs, f"item {index}")
+        products.append(product)
     return products
+
+
+def _metadata(given: object, owner: str) -> dict[str, str]:
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for pair in given.items() for text in pair):
+        raise ValueError(f"metadata of {owner} is not a mapping of texts")
+    return dict(given)
 
 
 def _count(ordered: Any) -> Counter[UUID]:

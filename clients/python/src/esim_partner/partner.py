@@ -144,6 +144,7 @@ class Partner(_Account):
         *,
         first_call: bool = False,
         patience: float = PATIENCE,
+        metadata: Mapping[str, str] | None = None,
     ) -> PlacedOrder:
         """Places an order, and repeats the request with the same id until the answer is definite.
 
@@ -156,13 +157,16 @@ class Partner(_Account):
         ``first_call=True`` if you know that nobody has called this with the id before, for example because you made
         the id just now: then a refusal is final at once.
 
+        ``metadata`` is what you want to find again with the order: at most 10 texts by name. If an earlier call has
+        stored the same units, its metadata stays.
+
         Raises :class:`OrderRefused` if nothing is stored, :class:`OrderIdTaken` if another order has the id,
         :class:`InDoubt` if the patience is over without a definite answer, :class:`Unavailable` if it is over and
         the first call stored nothing, and :class:`ApiError` if the request itself is wrong, for example its
         signature. A ``ValueError`` names what cannot be sent, for example an ``option_id`` that is not a UUID.
         """
         patience = settings.seconds("patience", patience)
-        return self._run(flow.order(external_order_id, items, first_call, self._waits, patience))
+        return self._run(flow.order(external_order_id, items, first_call, self._waits, patience, metadata))
 
     def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
         """The order with this id. ``None`` means that it is not stored now, although a request for it may still be on
@@ -269,11 +273,12 @@ class AsyncPartner(_Account):
         *,
         first_call: bool = False,
         patience: float = PATIENCE,
+        metadata: Mapping[str, str] | None = None,
     ) -> PlacedOrder:
         """The same as :meth:`Partner.order`. If the task is cancelled, the order may be stored: call this again with the
         same id."""
         patience = settings.seconds("patience", patience)
-        return await self._run(flow.order(external_order_id, items, first_call, self._waits, patience))
+        return await self._run(flow.order(external_order_id, items, first_call, self._waits, patience, metadata))
 
     async def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
         """The same as :meth:`Partner.find_order`."""

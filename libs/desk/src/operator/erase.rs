@@ -154,12 +154,12 @@ pub async fn order(
 /// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what
 ///   was asked about the eSIMs.
 /// - `reasons`, `texts` and `history` remove the texts of topups and placements, and of what is
-///   remembered of them.
+///   remembered of them, and what the partner keeps with them.
 /// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
 ///   still waited; their states and times stay.
 /// - `events`, `event_attempts`, `event_work` and `event_waiting` delete the events with all that
 ///   belongs to them.
-/// - `erased` removes the trace id of each order and marks it as erased.
+/// - `erased` removes the trace id and the metadata of each order and marks it as erased.
 ///
 /// Orders that are erased already are not counted again, so the function can be repeated.
 async fn orders(
@@ -186,8 +186,8 @@ async fn orders(
                FROM unit WHERE e.topup_id = unit.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
                RETURNING e.topup_id
            ), reasons AS (
-               UPDATE topups t SET reason = NULL
-               FROM unit WHERE t.topup_id = unit.topup_id AND t.reason IS NOT NULL
+               UPDATE topups t SET reason = NULL, metadata = NULL
+               FROM unit WHERE t.topup_id = unit.topup_id AND (t.reason IS NOT NULL OR t.metadata IS NOT NULL)
            ), late AS (
                DELETE FROM work WHERE id = ANY (ARRAY (
                    SELECT unnest(work_of_topup(topup_id)) FROM unit))
@@ -237,7 +237,7 @@ async fn orders(
                WHERE h.order_id = ANY ($1)
                  AND (h.reason IS NOT NULL OR h.detail IS NOT NULL OR h.before IS NOT NULL OR h.after IS NOT NULL)
            ), erased AS (
-               UPDATE orders o SET traceparent = NULL, erased_at = now()
+               UPDATE orders o SET traceparent = NULL, metadata = NULL, erased_at = now()
                WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
            )
            SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",

@@ -114,6 +114,8 @@ macro_rules! look {
                 refused: row.refused,
                 cancelled_at: row.cancelled_at,
                 created_at: row.created_at,
+                // Nobody reads it here.
+                metadata: None,
             };
             let units = Units {
                 total: row.total,

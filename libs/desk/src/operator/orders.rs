@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use domain::{
-    Agreed, EsimChangeState, MaybeStored, PlacementState, Stored, StoredAgreed, StoredReason,
+    Agreed, EsimChangeState, MaybeStored, Metadata, PlacementState, Stored, StoredAgreed,
+    StoredReason,
     standing::{
         self, DeliveryState, EndpointState, Rows, SilentStages, Standing, Stop, UnitState,
         WebhookFacts, of_webhook,
@@ -39,6 +40,8 @@ pub struct OrderView {
     pub endpoint_until: Option<OffsetDateTime>,
     /// The W3C trace context of the create-order request.
     pub traceparent: Option<String>,
+    /// What the partner keeps with it; nobody interprets it.
+    pub metadata: Option<Metadata>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     /// When the order was erased. Only its ids, states and times are left.
@@ -132,6 +135,24 @@ impl From<AgreedColumn> for Agreed {
     }
 }
 
+/// [`Metadata`] as it is stored; no pairs are none.
+struct MetadataColumn(Option<Metadata>);
+
+impl Decode<'_, Postgres> for MetadataColumn {
+    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
+        let text = <&str as Decode<Postgres>>::decode(value)?;
+        let is_none = text == "{}";
+        let metadata = (!is_none).then(|| Metadata::read(text)).transpose()?;
+        Ok(Self(metadata))
+    }
+}
+
+impl From<MetadataColumn> for Option<Metadata> {
+    fn from(column: MetadataColumn) -> Self {
+        column.0
+    }
+}
+
 impl TopupView {
     /// A unit that waits to be bought. Set further fields with `..TopupView::new(…)`.
     pub fn new(
@@ -143,6 +164,7 @@ impl TopupView {
         Self {
             topup_id,
             agreed,
+            metadata: None,
             option_name: None,
             provider_option_id,
             placement_id,
@@ -239,6 +261,8 @@ pub struct TopupView {
     pub topup_id: String,
     #[serde(flatten)]
     pub agreed: Agreed,
+    /// What the partner keeps with its item; nobody interprets it.
+    pub metadata: Option<Metadata>,
     /// The name of the option in the catalogue now; `None` if the catalogue no longer has it.
     pub option_name: Option<String>,
     /// The provider's name of the option, as the catalogue said when the order was accepted.
@@ -432,6 +456,7 @@ struct Head {
     refused: bool,
     cancelled: bool,
     traceparent: Option<String>,
+    metadata: Option<String>,
     created_at: OffsetDateTime,
     erased_at: Option<OffsetDateTime>,
     endpoint: Stored<EndpointState>,
@@ -482,7 +507,7 @@ pub async fn read(
     let query = with_state!(
         Head,
         r#"SELECT o.order_id, o.partner_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!",
-                  o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.created_at, o.erased_at,
+                  o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.metadata, o.created_at, o.erased_at,
                   "#,
         r#" AS "endpoint!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?"
@@ -502,6 +527,7 @@ pub async fn read(
             TopupView,
             r#"SELECT t.topup_id, t.placement_id,
                       json_build_object('option_id', t.option_id, 'terms', t.terms)::text AS "agreed!: AgreedColumn",
+                      coalesce(t.metadata, '{}') AS "metadata!: MetadataColumn",
                       -- A unit whose order may still be refused has not failed yet, as in `partner_units`.
                       CASE WHEN t.state = 'failed' AND may_be_refused(p.order_id) THEN 'pending' ELSE t.state END AS "state!",
                       p.state = 'parked' AS "is_parked!",
@@ -541,6 +567,7 @@ pub async fn read(
             cancelled: head.cancelled,
             endpoint_until: head.endpoint_until,
             traceparent: head.traceparent,
+            metadata: head.metadata.as_deref().map(Metadata::read).transpose()?,
             created_at: head.created_at,
             erased_at: head.erased_at,
             placements,

@@ -2,7 +2,7 @@
 //! states of placements and topups, because a partner need not know how a purchase works.
 
 use domain::{
-    Agreed, KnownIccid, MaybeStored, OrderId, PartnerId, StoredAgreed, TopupId,
+    Agreed, KnownIccid, MaybeStored, Metadata, OrderId, PartnerId, StoredAgreed, TopupId,
     standing::{self, DeliveryState, Rows, ShownState},
 };
 use pg::Result;
@@ -86,6 +86,8 @@ pub struct OrderHead {
     pub refused: bool,
     pub cancelled_at: Option<OffsetDateTime>,
     pub created_at: OffsetDateTime,
+    /// What the partner keeps with it, as it is stored.
+    pub metadata: Option<String>,
 }
 
 /// How many units an order has, and how many of them are ready, given back, failed or on hold.
@@ -126,6 +128,9 @@ pub struct PartnerUnit {
     pub topup_id: TopupId,
     pub external_order_id: String,
     pub agreed: Agreed,
+    /// What the partner keeps with its item, and with its order.
+    pub metadata: Option<Metadata>,
+    pub order_metadata: Option<Metadata>,
     pub state: PartnerUnitState,
     /// The code and the message with which the provider rejected the purchase.
     pub refusal: Option<(String, String)>,
@@ -158,7 +163,7 @@ macro_rules! units {
     ($connection:expr, $condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
             r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
-                      terms, has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status,
+                      terms, metadata, order_metadata, has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status,
                       refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery, delivered_at
                FROM partner_units WHERE "# + $condition
             $(, $argument)*
@@ -175,6 +180,8 @@ macro_rules! units {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 agreed: agreed.read()?,
+                metadata: row.metadata.as_deref().map(Metadata::read).transpose()?,
+                order_metadata: row.order_metadata.as_deref().map(Metadata::read).transpose()?,
                 state: PartnerUnitState::of(Rows {
                     is_ready: row.ready_at.is_some(),
                     is_returned: row.returned_at.is_some(),
@@ -204,7 +211,7 @@ pub async fn order(
 ) -> Result<Unflushed<Option<OrderHead>>> {
     let found = sqlx::query_as!(
         OrderHead,
-        r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at
+        r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at, metadata
            FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND ($3::uuid IS NULL OR order_id = $3)
            -- The order of the unique index, read backwards.
            ORDER BY refused_at DESC NULLS FIRST LIMIT 1"#,
@@ -263,14 +270,23 @@ pub async fn units_with_iccid(
         KnownIccid::Whole(forms) => with_whole_iccid(&mut *connection, partner_id, forms).await?,
         KnownIccid::End(end) => with_end_of_iccid(&mut *connection, partner_id, end).await?,
     };
-    let units: Result<Vec<PartnerUnit>> = units!(
+    let units = units_of(connection, partner_id, &topup_ids).await?;
+    Ok(Unflushed::of(units))
+}
+
+/// Those of the partner's units that have these ids, the newest first.
+pub(super) async fn units_of(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_ids: &[String],
+) -> Result<Vec<PartnerUnit>> {
+    units!(
         connection,
         "topup_id = ANY ($2) AND partner_id = $1 ORDER BY topup_id DESC",
         partner_id.uuid(),
-        &topup_ids
+        topup_ids
     )
-    .collect();
-    Ok(Unflushed::of(units?))
+    .collect()
 }
 
 async fn with_whole_iccid(
@@ -334,7 +350,7 @@ pub async fn orders(
     page: &OrderPage,
 ) -> Result<Unflushed<Vec<(OrderHead, Units)>>> {
     let query = sqlx::query!(
-        r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
+        r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at, o.metadata,
                   units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!", units.failed AS "failed!",
                   units.on_hold AS "on_hold!"
            FROM (SELECT * FROM orders
@@ -369,6 +385,7 @@ pub async fn orders(
             refused: row.refused,
             cancelled_at: row.cancelled_at,
             created_at: row.created_at,
+            metadata: row.metadata,
         };
         (
             head,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    deliveries::events::{EventContent, Subject, SubjectColumns},
+    deliveries::events::{EventContent, Kept, Subject, SubjectColumns},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -130,6 +130,8 @@ struct Row {
     option_id: Option<Uuid>,
     terms: Option<String>,
     external_order_id: Option<String>,
+    metadata: Option<String>,
+    order_metadata: Option<String>,
     iccid: Option<String>,
     profile: Option<Vec<u8>>,
     refusal_status: Option<String>,
@@ -189,10 +191,12 @@ impl Row {
             ends_at: self.ends_at,
             notice: None,
         };
+        let kept = Kept::read(self.metadata.as_deref(), self.order_metadata.as_deref());
         let subject = Subject::read(&self.kind, columns)?;
         Some(EventContent {
             created_at: self.created_at,
             subject,
+            kept,
         })
     }
 }
@@ -215,7 +219,7 @@ pub async fn webhooks(
         Row,
         r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
                   d.credential, d.ends_at, t.option_id AS "option_id?", t.terms AS "terms?",
-                  o.external_order_id AS "external_order_id?",
+                  o.external_order_id AS "external_order_id?", t.metadata AS "metadata?", o.metadata AS order_metadata,
                   e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
                   l.refusal_status, l.refusal_message,
                   o.refused_at IS NULL AND is_unconfirmed(d.kind, NULL, o.answer_by) AS "undecided!",

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::{
     defer,
-    events::{self, EventContent, Subject, SubjectColumns},
+    events::{self, EventContent, Kept, Subject, SubjectColumns},
     put_back, uuids,
 };
 
@@ -305,6 +305,8 @@ struct Row {
     external_order_id: Option<String>,
     option_id: Option<Uuid>,
     terms: Option<String>,
+    metadata: Option<String>,
+    order_metadata: Option<String>,
     traceparent: Option<String>,
     age: Option<f64>,
     iccid: Option<String>,
@@ -351,6 +353,9 @@ async fn read(
         r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
                   d.credential, d.ends_at, d.notice::text AS notice, d.topup_id, d.order_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", t.terms AS "terms?", o.traceparent,
+                  -- The specified webhook has no room for it.
+                  CASE WHEN d.kind <> 'topup.ready' THEN t.metadata END AS metadata,
+                  CASE WHEN d.kind <> 'topup.ready' THEN o.metadata END AS order_metadata,
                   extract(epoch FROM now() - o.created_at)::float8 AS age,
                   e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
                   extract(epoch FROM now() - e.ready_at)::float8 AS ready_age,
@@ -459,11 +464,13 @@ impl Row {
             self.esim().map(DeliveryContent::Esim)
         } else {
             let columns = self.subject_columns();
+            let kept = Kept::read(self.metadata.as_deref(), self.order_metadata.as_deref());
             let subject = Subject::read(&self.kind, columns);
             subject.map(|subject| {
                 DeliveryContent::Event(EventContent {
                     created_at: self.created_at,
                     subject,
+                    kept,
                 })
             })
         };

@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use domain::{
-    DeliveryId, EndpointKey, OptionId, PartnerId,
+    DeliveryId, EndpointKey, Metadata, OptionId, PartnerId,
     event::{EventKind, NoticeKind},
 };
 use pg::{Result, TransactionEnd, count, seconds, transaction};
@@ -38,6 +38,25 @@ use crate::esim_requests::UseContent;
 pub struct EventContent {
     pub created_at: OffsetDateTime,
     pub subject: Subject,
+    pub kept: Kept,
+}
+
+/// What the partner keeps with the topup and the order of an event. What is damaged is left out,
+/// because the rest of the event is still worth sending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub topup: Option<Metadata>,
+    pub order: Option<Metadata>,
+}
+
+impl Kept {
+    pub fn read(topup: Option<&str>, order: Option<&str>) -> Self {
+        let read = |stored: Option<&str>| stored.and_then(|text| Metadata::read(text).ok());
+        Self {
+            topup: read(topup),
+            order: read(order),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

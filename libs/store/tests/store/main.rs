@@ -17,7 +17,7 @@
 //!   [`resends_of_operators`]: those of many partners.
 //! - [`answers`]: whether orders get through.
 //! - [`notices`]: what partners are told on another channel.
-//! - [`self_service`]: what partners see and change themselves.
+//! - [`self_service`]: what partners see and change themselves. [`topup_changes`]: their walk.
 //! - [`restart`]: a webhook that is sent again while it is pending.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`archive`]: finished orders leave the tables. [`archived_tables`]: no
@@ -102,6 +102,7 @@ mod standings;
 mod stolen;
 mod story;
 mod sweep;
+mod topup_changes;
 mod transactions;
 mod upgrade;
 mod use_events;

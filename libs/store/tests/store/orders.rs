@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use desk::operator::{self, orders::OrderView};
-use domain::{OrderId, PartnerId, PlacementId, PlacementState, Reason, reason::ReasonCode};
+use domain::{
+    Metadata, OrderId, PartnerId, PlacementId, PlacementState, Reason, reason::ReasonCode,
+};
 use sqlx::Connection;
 use store::orders::{self, NewOrder, NewTopup, PlacementRefusal};
 use store::placements::{self, AttemptOutcome, PlacementClaim, PlacementSettlement};
@@ -57,6 +59,52 @@ impl Bench {
         let status = orders::status(&mut connection, partner, id).await;
         status.unwrap().is_some()
     }
+}
+
+/// What a partner keeps with an order is stored with it, in whichever batch it is, and that of an
+/// order whose id is taken changes nothing.
+#[tokio::test]
+async fn metadata_is_stored_with_its_order_only() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let kept = |text: &str| Metadata::read(&format!(r#"{{"ticket":"{text}"}}"#)).unwrap();
+    let with = |id: &str, text: Option<&str>| {
+        let mut order = named(partner, id);
+        order.metadata = text.map(kept);
+        order.placements[0].topups[0].metadata = text.map(|text| kept(&format!("item {text}")));
+        order
+    };
+    let mut connection = bench.connection().await;
+    let plain = with("plain", None);
+    let first = with("first", Some("1"));
+    let stored = bench.insert(&[plain.clone(), first.clone()]).await;
+    assert_eq!(stored.unwrap(), [true, true]);
+    let taken = with("first", Some("other"));
+    let second = with("second", Some("2"));
+    let counted = orders::insert_counted(&mut connection, &[taken, second.clone()]).await;
+    let of = |stored: &[bool]| -> Vec<orders::Inserted> {
+        stored
+            .iter()
+            .map(|one| orders::Inserted::of(*one))
+            .collect()
+    };
+    assert_eq!(counted.unwrap(), of(&[false, true]));
+    for order in [&plain, &first, &second] {
+        let ordered = orders::units(&mut connection, order.order_id)
+            .await
+            .unwrap();
+        assert_eq!(ordered.metadata, order.metadata);
+        let unit = &order.placements[0].topups[0];
+        assert_eq!(ordered.units[0].metadata, unit.metadata);
+        assert!(!ordered.is_erased);
+    }
+    // An order without it is written once: no later statement has touched its row.
+    let statement = "SELECT cmin::text FROM orders WHERE external_order_id = 'plain'";
+    let command: String = sqlx::query_scalar(statement)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(command, "0");
 }
 
 #[tokio::test]
@@ -436,6 +484,7 @@ async fn the_answer_of_an_order_can_be_made_of_its_rows() {
     let units = orders::units(&mut connection, stored.order_id).await;
     let units: Vec<_> = units
         .unwrap()
+        .units
         .into_iter()
         .map(|unit| (unit.topup_id, unit.option_id))
         .collect();
@@ -445,7 +494,7 @@ async fn the_answer_of_an_order_can_be_made_of_its_rows() {
         .collect();
     assert_eq!(units, expected);
     let none = orders::units(&mut connection, OrderId::new()).await;
-    assert!(none.unwrap().is_empty());
+    assert!(none.unwrap().units.is_empty());
 }
 
 /// Three orders with one id: the second one asks for the first while that is refused, and the third

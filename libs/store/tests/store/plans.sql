@@ -79,3 +79,5 @@ SELECT md5('usage ' || n)::uuid, 'usage', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 
 FROM filled WHERE n > 59000;
 INSERT INTO history (order_id, placement_id, kind, at) SELECT id, id, 'unknown', at FROM filled WHERE n % 20 = 0;
 INSERT INTO history (provider, kind, at) SELECT 'sandbox', 'breaker_opened', at FROM filled WHERE n % 50 = 0;
+INSERT INTO topup_changes (partner_id, at, topup_id, change)
+SELECT partner_id, at, to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), 'failed' FROM filled;

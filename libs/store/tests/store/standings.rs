@@ -181,6 +181,7 @@ fn order(state: UnitState, reason: Option<ReasonCode>) -> OrderView {
         endpoint: Stored::Known(OPEN),
         endpoint_until: None,
         traceparent: None,
+        metadata: None,
         created_at,
         erased_at: None,
         placements: vec![PlacementView {

@@ -25,7 +25,7 @@ pub struct Table {
 /// No file has an activation code, so `null` stands for what opens one: an order leaves only when
 /// its profiles are erased, and what an endpoint answered, which may repeat what it was sent, stays
 /// out with them.
-pub const TABLES: [Table; 7] = [
+pub const TABLES: [Table; 8] = [
     Table {
         name: "placements",
         from: "placements r WHERE r.order_id = o.order_id",
@@ -62,6 +62,13 @@ pub const TABLES: [Table; 7] = [
         from: "placements p JOIN topups t ON t.placement_id = p.placement_id
                JOIN further_deliveries r ON r.topup_id = t.topup_id WHERE p.order_id = o.order_id",
         sorted: "r.topup_id, r.delivery_id",
+        secret: &[],
+    },
+    Table {
+        name: "topup_changes",
+        from: "placements p JOIN topups t ON t.placement_id = p.placement_id
+               JOIN topup_changes r ON r.topup_id = t.topup_id WHERE p.order_id = o.order_id",
+        sorted: "r.at, r.topup_id, r.change",
         secret: &[],
     },
     Table {
@@ -262,6 +269,8 @@ pub async fn complete(
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT id FROM webhook)) RETURNING 1
            ), links AS (
                DELETE FROM further_deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
+           ), changes AS (
+               DELETE FROM topup_changes WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
            ), late AS (
                DELETE FROM work WHERE id = ANY (ARRAY (
                    SELECT unnest(work_of_topup(topup_id)) FROM unit))
@@ -279,7 +288,7 @@ pub async fn complete(
            )
            SELECT ARRAY[(SELECT count(*) FROM orders), (SELECT count(*) FROM placements), (SELECT count(*) FROM topups),
                         (SELECT count(*) FROM esims), (SELECT count(*) FROM deliveries), (SELECT count(*) FROM attempts),
-                        (SELECT count(*) FROM links), (SELECT count(*) FROM history)] AS "rows!",
+                        (SELECT count(*) FROM links), (SELECT count(*) FROM changes), (SELECT count(*) FROM history)] AS "rows!",
                   (SELECT jsonb_object_agg(partner_id, n)::text
                    FROM (SELECT partner_id, count(*) AS n FROM orders GROUP BY partner_id) AS counted) AS partners"#,
         &copied.orders,

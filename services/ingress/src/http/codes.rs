@@ -203,6 +203,13 @@ pub(crate) enum ErrorCode {
     #[strum(props(
         status = 422,
         bought = "no",
+        message = "metadata must be an object of at most 10 texts, with at most 1024 bytes"
+    ))]
+    MetadataInvalid,
+
+    #[strum(props(
+        status = 422,
+        bought = "no",
         message = "Products can't have more than {} items"
     ))]
     TooManyItems,

@@ -6,6 +6,8 @@
 
 #![expect(dead_code, reason = "only the document reads these types")]
 
+use std::collections::HashMap;
+
 use utoipa::{ToResponse, ToSchema};
 use uuid::Uuid;
 
@@ -21,6 +23,13 @@ pub(crate) struct OrderRequest {
     external_order_id: String,
     #[schema(min_items = 1)]
     products: Vec<OrderItem>,
+    /// What you want to find again with the order, such as the number of a ticket or of a customer:
+    /// at most 10 texts by name, whose names and texts have at most 1,024 bytes of UTF-8 together.
+    /// Nobody interprets it. Look-ups, lists and events return it; the webhook `topup.ready` does
+    /// not, because its fields are specified. It is erased with the order. An order with other
+    /// metadata is another order.
+    #[schema(example = json!({"ticket": "T-77"}))]
+    metadata: Option<HashMap<String, String>>,
 }
 
 /// What a repeat of an order asks for.
@@ -53,6 +62,9 @@ struct OrderItem {
     option_id: Uuid,
     #[schema(minimum = 1, example = 2)]
     qty: u32,
+    /// The same for each topup of the item.
+    #[schema(example = json!({"traveller": "2"}))]
+    metadata: Option<HashMap<String, String>>,
 }
 
 /// An error. Decide by the code in `X-Service-Error`, because texts may change.

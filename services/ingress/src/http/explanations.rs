@@ -165,6 +165,9 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "`qty` is not a positive integer. Write it as a number in digits only: no string, \
              no sign, no fraction and no exponent."
         }
+        ErrorCode::MetadataInvalid => {
+            "`metadata` is no object of at most 10 named texts, or has more than 1,024 bytes."
+        }
         ErrorCode::TooManyItems => {
             "The order has more items than we accept in one order; `GET /account` shows the \
              limit. Split it into several orders, each with an `external_order_id` of its \

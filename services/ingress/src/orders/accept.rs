@@ -36,7 +36,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{OptionId, OrderId, PartnerId, TopupIds};
+use domain::{OrderId, PartnerId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -48,7 +48,7 @@ use pipeline::{
     timing::ANSWER,
 };
 use runtime::{Shutdown, clock::Moment};
-use store::orders::{Inserted, NewOrder, NewTopup, OrderStatus, OrderedUnit};
+use store::orders::{Inserted, NewOrder, NewTopup, OrderStatus, OrderedUnits};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -64,7 +64,7 @@ use crate::{
         answer::created_body,
         decide,
         handshake::{Handshake, PendingAnswer},
-        repeat::{self, IfTaken, RepeatAnswer},
+        repeat::{self, IfTaken, RepeatAnswer, WantedOrder},
         result,
     },
 };
@@ -459,9 +459,9 @@ impl OrderService {
                     return Err(ApiError::Unprocessable(vec![taken]).into());
                 }
                 (EarlierOrder::Stands(earlier), IfTaken::Answer) => {
-                    let units = self.stored_units(earlier).await?;
-                    let wanted = in_order(order).map(|topup| Some(topup.agreed.option_id));
-                    return Err(NotStored::Repeated(repeat::answer(&units, wanted)?));
+                    let ordered = self.stored_units(earlier).await?;
+                    let wanted = WantedOrder::of_order(in_order(order), order.metadata.as_ref());
+                    return Err(NotStored::Repeated(repeat::answer(&ordered, &wanted)?));
                 }
                 (EarlierOrder::Refused | EarlierOrder::Undecided, IfTaken::Refuse) => {
                     return Err(UNDECIDED_ORDER.into());
@@ -523,10 +523,10 @@ impl OrderService {
         status.await.map_err(ApiError::internal)
     }
 
-    /// Reads the units of an order whose status says that it stands.
-    async fn stored_units(&self, order: Option<OrderId>) -> Result<Vec<OrderedUnit>, ApiError> {
+    /// Reads what an order asked for whose status says that it stands.
+    async fn stored_units(&self, order: Option<OrderId>) -> Result<OrderedUnits, ApiError> {
         let Some(order) = order else {
-            return Ok(Vec::new());
+            return Ok(OrderedUnits::default());
         };
         let units = self
             .database
@@ -534,14 +534,14 @@ impl OrderService {
         units.await.map_err(ApiError::internal)
     }
 
-    /// The answer to a repeat that asks for these options, although no order can be made of it now,
+    /// The answer to a repeat that asks for this, although no order can be made of it now,
     /// because the catalogue has changed since the first request. `None` if no order has its
     /// external id.
     pub(super) async fn repeat_of(
         &self,
         partner: PartnerId,
         external_order_id: &str,
-        wanted: Vec<Option<OptionId>>,
+        wanted: &WantedOrder,
     ) -> Result<Option<RepeatAnswer>, ApiError> {
         let Some(earlier) = self.status(partner, external_order_id).await? else {
             return Ok(None);
@@ -549,8 +549,8 @@ impl OrderService {
         if !earlier.decided {
             return Ok(Some(RepeatAnswer::Undecided));
         }
-        let units = self.stored_units(earlier.order_id).await?;
-        repeat::answer(&units, wanted.into_iter()).map(Some)
+        let ordered = self.stored_units(earlier.order_id).await?;
+        repeat::answer(&ordered, wanted).map(Some)
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued. An

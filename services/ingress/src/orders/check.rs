@@ -55,6 +55,7 @@ impl OrderService {
         let Draft {
             external_order_id,
             items,
+            metadata,
             mut errors,
         } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
@@ -92,6 +93,7 @@ impl OrderService {
                 answer_within: Duration::ZERO,
                 answering: None,
                 placements,
+                metadata,
                 limited_key: credential
                     .terms
                     .units_per_day
@@ -180,6 +182,7 @@ impl OrderService {
                             option_id: option.option_id,
                         },
                         provider_option_id: provider_option_id.clone(),
+                        metadata: item.metadata.clone(),
                     },
                     alternatives: alternatives.clone(),
                 });

@@ -41,7 +41,7 @@ use crate::{
         accept::{CreatedAnswer, OrderService, OrderSuccess},
         answer, check,
         mishap::Mishaps,
-        repeat::{self, IfTaken, RepeatHeader},
+        repeat::{IfTaken, RepeatHeader, WantedOrder},
         request::{self, Draft},
         result,
     },
@@ -236,11 +236,15 @@ async fn create(
         admitted,
     } = received;
     // What a repeat asks for, in case that its options can no longer be ordered.
-    let repeated = (if_taken == IfTaken::Answer && draft.errors.is_empty())
-        .then(|| (draft.external_order_id.clone(), repeat::wanted(&draft)));
+    let repeated = (if_taken == IfTaken::Answer && draft.errors.is_empty()).then(|| {
+        (
+            draft.external_order_id.clone(),
+            WantedOrder::of_draft(&draft),
+        )
+    });
     let mut checked = app.orders.check(partner, draft).await;
     if let (Err(_), Some((Some(id), wanted))) = (&checked, repeated) {
-        match app.orders.repeat_of(partner.id, &id, wanted).await {
+        match app.orders.repeat_of(partner.id, &id, &wanted).await {
             Ok(Some(repeated)) => {
                 app.orders.count_repeat(partner.id, &repeated);
                 return Ok(app.repeat_header.response(repeated));

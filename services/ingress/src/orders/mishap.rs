@@ -201,7 +201,7 @@ mod tests {
         Draft {
             external_order_id: Some(id.to_owned()),
             items: options.iter().enumerate().map(item).collect(),
-            errors: Vec::new(),
+            ..Draft::default()
         }
     }
 

@@ -7,7 +7,7 @@
 //! Guarantees: a repeat never buys anything that an order which stands has bought already. It is
 //! answered only when that order can no longer be refused, and after it is on disk. It is compared
 //! with the units that are stored, so it is answered only if it asks for the same units in the same
-//! order; this holds for orders of every age. Without the header a request is read, stored and
+//! order, with the same metadata unless that is erased; this holds for orders of every age. Without the header a request is read, stored and
 //! answered as if this module did not exist.
 //!
 //! [`super::create`] reads the header and writes the response. [`super::accept`] finds out what
@@ -19,8 +19,8 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use domain::OptionId;
-use store::orders::OrderedUnit;
+use domain::{Metadata, OptionId};
+use store::orders::{NewTopup, OrderedUnits};
 
 use super::{answer::created_body, request::Draft};
 use crate::http::{codes::ErrorCode, described::UndecidedOrder, error::ApiError};
@@ -89,28 +89,78 @@ impl RepeatHeader {
     }
 }
 
-/// The options that a body asks for, one for each unit. `None` is what cannot be an option.
-pub(super) fn wanted(draft: &Draft) -> Vec<Option<OptionId>> {
-    let of_item = |item: &super::request::RequestedItem| {
-        let quantity = usize::try_from(item.quantity).unwrap_or(usize::MAX);
-        std::iter::repeat_n(item.option_id, quantity)
-    };
-    draft.items.iter().flat_map(of_item).collect()
+/// What a repeat asks for.
+pub(super) struct WantedOrder {
+    units: Vec<WantedUnit>,
+    metadata: Option<Metadata>,
 }
 
-/// The answer to a repeat that asks for these options, given the units of the order that stands.
-/// An order whose units are gone was archived.
+#[derive(Clone)]
+struct WantedUnit {
+    /// `None` is what cannot be an option.
+    option_id: Option<OptionId>,
+    metadata: Option<Metadata>,
+}
+
+impl WantedOrder {
+    pub(super) fn of_draft(draft: &Draft) -> Self {
+        let of_item = |item: &super::request::RequestedItem| {
+            let quantity = usize::try_from(item.quantity).unwrap_or(usize::MAX);
+            let unit = WantedUnit {
+                option_id: item.option_id,
+                metadata: item.metadata.clone(),
+            };
+            std::iter::repeat_n(unit, quantity)
+        };
+        Self {
+            units: draft.items.iter().flat_map(of_item).collect(),
+            metadata: draft.metadata.clone(),
+        }
+    }
+
+    /// `topups` are in the order of the answer.
+    pub(super) fn of_order<'a>(
+        topups: impl Iterator<Item = &'a NewTopup>,
+        metadata: Option<&Metadata>,
+    ) -> Self {
+        let unit = |topup: &NewTopup| WantedUnit {
+            option_id: Some(topup.agreed.option_id),
+            metadata: topup.metadata.clone(),
+        };
+        Self {
+            units: topups.map(unit).collect(),
+            metadata: metadata.cloned(),
+        }
+    }
+
+    /// Whether it is what this order asked for. Other metadata makes another order, because whoever
+    /// sends it would otherwise take it for stored. What was erased is not compared.
+    fn is(&self, ordered: &OrderedUnits) -> bool {
+        let options = ordered.units.iter().map(|unit| Some(unit.option_id));
+        let metadata = ordered.units.iter().map(|unit| &unit.metadata);
+        options.eq(self.units.iter().map(|unit| unit.option_id))
+            && (ordered.is_erased
+                || ordered.metadata == self.metadata
+                    && metadata.eq(self.units.iter().map(|unit| &unit.metadata)))
+    }
+}
+
+/// The answer to a repeat, given what the order that stands asked for. An order whose units are
+/// gone was archived.
 pub(super) fn answer(
-    units: &[OrderedUnit],
-    wanted: impl Iterator<Item = Option<OptionId>>,
+    ordered: &OrderedUnits,
+    wanted: &WantedOrder,
 ) -> Result<RepeatAnswer, ApiError> {
-    if units.is_empty() {
+    if ordered.units.is_empty() {
         return Err(ErrorCode::OrderArchived.into());
     }
-    if !units.iter().map(|unit| Some(unit.option_id)).eq(wanted) {
+    if !wanted.is(ordered) {
         return Err(ErrorCode::OrderDiffers.into());
     }
-    let shown = units.iter().map(|unit| (&unit.topup_id, unit.option_id));
+    let shown = ordered
+        .units
+        .iter()
+        .map(|unit| (&unit.topup_id, unit.option_id));
     let body = created_body(shown).map_err(ApiError::internal)?;
     Ok(RepeatAnswer::Same(body))
 }
@@ -118,6 +168,7 @@ pub(super) fn answer(
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderMap;
+    use store::orders::OrderedUnit;
 
     use super::*;
 
@@ -143,19 +194,35 @@ mod tests {
     #[test]
     fn a_repeat_is_answered_if_it_asks_for_the_same_units_in_the_same_order() {
         let [first, second] = [(); 2].map(|()| OptionId::new());
-        let units: Vec<OrderedUnit> = [first, first, second]
+        let units = [first, first, second]
             .iter()
             .enumerate()
             .map(|(nth, option_id)| OrderedUnit {
                 topup_id: format!("2025012912345612345678901{nth}").parse().unwrap(),
                 option_id: *option_id,
+                metadata: None,
             })
             .collect();
-        let code = |wanted: &[Option<OptionId>]| match answer(&units, wanted.iter().copied()) {
+        let mut ordered = OrderedUnits {
+            units,
+            ..OrderedUnits::default()
+        };
+        let wanted = |options: &[Option<OptionId>], kept: [Option<&Metadata>; 2]| WantedOrder {
+            units: options
+                .iter()
+                .map(|option_id| WantedUnit {
+                    option_id: *option_id,
+                    metadata: kept[1].cloned(),
+                })
+                .collect(),
+            metadata: kept[0].cloned(),
+        };
+        let differs = |ordered: &OrderedUnits, wanted: &WantedOrder| match answer(ordered, wanted) {
             Ok(_) => None,
             Err(ApiError::Plain { code, .. }) => Some(code),
             Err(other) => panic!("{other:?}"),
         };
+        let code = |options: &[Option<OptionId>]| differs(&ordered, &wanted(options, [None, None]));
         let [first, second] = [first, second].map(Some);
         assert_eq!(code(&[first, first, second]), None);
         for other in [
@@ -168,8 +235,25 @@ mod tests {
         ] {
             assert_eq!(code(other), Some(ErrorCode::OrderDiffers), "{other:?}");
         }
-        let gone = answer(&[], [first].into_iter());
+        let gone = answer(&OrderedUnits::default(), &wanted(&[first], [None, None]));
         let archived = ErrorCode::OrderArchived;
         assert!(matches!(gone, Err(ApiError::Plain { code, .. }) if code == archived));
+
+        let kept = Metadata::read(r#"{"ticket":"T-1"}"#).unwrap();
+        let units = [first, first, second];
+        let other = Some(ErrorCode::OrderDiffers);
+        for kept in [[Some(&kept), None], [None, Some(&kept)]] {
+            let wanted = wanted(&units, kept);
+            assert_eq!(differs(&ordered, &wanted), other, "{kept:?}");
+            ordered.metadata = wanted.metadata.clone();
+            for unit in &mut ordered.units {
+                unit.metadata = kept[1].cloned();
+            }
+            assert_eq!(differs(&ordered, &wanted), None, "{kept:?}");
+        }
+        let without = wanted(&units, [None, None]);
+        assert_eq!(differs(&ordered, &without), other);
+        ordered.is_erased = true;
+        assert_eq!(differs(&ordered, &without), None, "nothing of it is left");
     }
 }

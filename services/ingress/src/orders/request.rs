@@ -9,9 +9,12 @@
 //! and not into a struct, because serde would stop at the first error, and because a number that
 //! fits no Rust type is still valid JSON and must get a 422 instead of a 400.
 
-use std::{collections::HashMap, num::NonZeroU32};
+use std::{
+    collections::{BTreeMap, HashMap},
+    num::NonZeroU32,
+};
 
-use domain::OptionId;
+use domain::{Metadata, OptionId};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -34,6 +37,8 @@ pub(crate) struct RequestedItem {
     pub(crate) option_id: Option<OptionId>,
     /// The number of units; 0 if it is invalid, which is then among the errors.
     pub(crate) quantity: u64,
+    /// What the partner keeps with it, if it is valid.
+    pub(crate) metadata: Option<Metadata>,
 }
 
 /// What could be parsed of a body, with all its errors.
@@ -42,7 +47,10 @@ pub(crate) struct Draft {
     /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
     pub(crate) items: Vec<RequestedItem>,
-    /// The errors: that of the external id first, and then those of the products by index.
+    /// What the partner keeps with the order, if it is valid.
+    pub(crate) metadata: Option<Metadata>,
+    /// The errors: those of the external id and the metadata first, and then those of the products
+    /// by index.
     pub(crate) errors: Vec<RequestFault>,
 }
 
@@ -86,6 +94,10 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     match external_order_id(field("external_order_id"))? {
         Ok(id) => draft.external_order_id = Some(id),
         Err(error) => draft.errors.push(error),
+    }
+    match metadata(field("metadata"))? {
+        Ok(metadata) => draft.metadata = metadata,
+        Err(code) => draft.errors.push(RequestFault::new(code)),
     }
     products(field("products"), limits, &mut draft)?;
     Ok(draft)
@@ -162,6 +174,10 @@ fn products(
                 .errors
                 .push(RequestFault::of_item(index, ErrorCode::QtyInvalid));
         }
+        let metadata = metadata(field("metadata"))?;
+        if let Err(code) = metadata {
+            draft.errors.push(RequestFault::of_item(index, code));
+        }
         // The option of an item with a wrong quantity is kept, so that it is looked up and the same
         // response can say that it does not exist.
         let option_id = match option {
@@ -173,6 +189,7 @@ fn products(
             index,
             option_id,
             quantity: quantity.unwrap_or(0),
+            metadata: metadata.unwrap_or_default(),
         });
     }
     let units = draft.units().map_or(0, NonZeroU32::get);
@@ -206,6 +223,26 @@ fn option_id(value: Option<&RawValue>) -> Result<OptionField, ApiError> {
     Ok(text
         .parse()
         .map_or(OptionField::Impossible, OptionField::Id))
+}
+
+/// An object of texts, within the limits of [`Metadata`]. `null` and an object without texts are as
+/// if it was left out.
+fn metadata(value: Option<&RawValue>) -> Result<Result<Option<Metadata>, ErrorCode>, ApiError> {
+    let Some(value) = value else {
+        return Ok(Ok(None));
+    };
+    if !is(value, '{') {
+        return Ok(Err(ErrorCode::MetadataInvalid));
+    }
+    let fields: Object<'_> = parse(value.get().as_bytes())?;
+    let mut pairs = BTreeMap::new();
+    for (name, text) in fields {
+        if !is(text, '"') {
+            return Ok(Err(ErrorCode::MetadataInvalid));
+        }
+        pairs.insert(name, parse(text.get().as_bytes())?);
+    }
+    Ok(Metadata::new(pairs).map_err(|_| ErrorCode::MetadataInvalid))
 }
 
 /// A positive integer without fraction and exponent. JSON does not limit the size of a number, so

@@ -17,6 +17,7 @@ use desk::{
 };
 use domain::OrderId;
 use serde::Serialize;
+use serde_json::value::RawValue;
 use store::{Unflushed, orders::OrderCancellation};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -84,6 +85,10 @@ struct OrderWithoutTopups<'a> {
     #[serde(with = "rfc3339::option")]
     cancelled_at: Option<OffsetDateTime>,
     topup_counts: Counts,
+    /// What you keep with it; left out if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<Box<RawValue>>,
 }
 
 impl<'a> OrderWithoutTopups<'a> {
@@ -95,6 +100,10 @@ impl<'a> OrderWithoutTopups<'a> {
             created_at: head.created_at,
             cancelled_at: head.cancelled_at,
             topup_counts: units.into(),
+            metadata: head
+                .metadata
+                .clone()
+                .and_then(|text| RawValue::from_string(text).ok()),
         }
     }
 }

@@ -11,7 +11,8 @@ use std::{borrow::Cow, str::FromStr};
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::{EndpointId, KnownIccid};
+use desk::self_service::ChangePosition;
+use domain::{EndpointId, KnownIccid, TopupId};
 use serde_json::{Map, Value};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -46,6 +47,11 @@ impl<'a> Query<'a> {
             known: Vec::new(),
             faults: Vec::new(),
         }
+    }
+
+    /// Whether the query has this parameter, which may be read or not.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.parameters.iter().any(|(given, _)| given == name)
     }
 
     /// Reads a parameter. If it is there and cannot be read, the fault is noted and the result is
@@ -95,7 +101,16 @@ impl<'a> Query<'a> {
         )
     }
 
-    /// `since` or `until`: a time such as `2026-11-22T00:00:00Z`.
+    /// `cursor` of a walk of changes.
+    pub(super) fn change_cursor(&mut self) -> Option<ChangePosition> {
+        self.read(
+            "cursor",
+            RequestFault::new(ErrorCode::CursorInvalid),
+            parse_change_cursor,
+        )
+    }
+
+    /// `since`, `until` or the like: a time such as `2026-11-22T00:00:00Z`.
     pub(super) fn time(&mut self, name: &'static str) -> Option<OffsetDateTime> {
         self.read(name, time_fault(name), moment)
     }
@@ -222,7 +237,12 @@ pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
 
 /// The fault of a time that cannot be read. The message begins with its name.
 pub(super) fn time_fault(name: &'static str) -> RequestFault {
-    let shown = if name == "since" { "Since" } else { "Until" };
+    let shown = match name {
+        "since" => "Since",
+        "until" => "Until",
+        "updated_since" => "Updated since",
+        _ => "Updated until",
+    };
     RequestFault::with(ErrorCode::TimeInvalid, shown).of_parameter(name)
 }
 
@@ -267,6 +287,34 @@ fn parse_timed_cursor(text: &str) -> Option<(OffsetDateTime, Uuid)> {
     Some((at, Uuid::from_slice(last).ok()?))
 }
 
+/// The cursor after a change of a topup.
+pub(super) fn change_cursor(after: &ChangePosition) -> String {
+    let microseconds = i64::try_from(after.at.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX);
+    let mut bytes = microseconds.to_be_bytes().to_vec();
+    bytes.extend(after.topup_id.as_bytes());
+    bytes.push(b' ');
+    bytes.extend(after.change.as_bytes());
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+/// As with every cursor, anything may be in it. What is accepted is a time that PostgreSQL can
+/// represent, the digits of a topup id and a word.
+fn parse_change_cursor(text: &str) -> Option<ChangePosition> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let (microseconds, rest) = bytes.split_first_chunk()?;
+    let microseconds = i64::from_be_bytes(*microseconds);
+    let at = (microseconds >= 0).then_some(i128::from(microseconds) * 1_000)?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok()?;
+    let (topup_id, change) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
+    let is_id = topup_id.parse::<TopupId>().is_ok();
+    let is_word = change.bytes().all(|byte| byte.is_ascii_lowercase());
+    (is_id && is_word).then(|| ChangePosition {
+        at,
+        topup_id: topup_id.to_owned(),
+        change: change.to_owned(),
+    })
+}
+
 /// Reads a query as a list does.
 #[cfg(debug_assertions)]
 pub(crate) fn for_fuzzing(uri: &Uri) {
@@ -274,6 +322,7 @@ pub(crate) fn for_fuzzing(uri: &Uri) {
     let limit = query.limit();
     query.cursor();
     query.timed_cursor();
+    query.change_cursor();
     query.created_after();
     query.endpoint();
     query.external_order_id();
@@ -285,6 +334,31 @@ pub(crate) fn for_fuzzing(uri: &Uri) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cursor_of_a_walk_is_read_as_made_and_nothing_else_is() {
+        let position = ChangePosition {
+            at: OffsetDateTime::UNIX_EPOCH + time::Duration::microseconds(1_234_567),
+            topup_id: "20250129123456123456789012".into(),
+            change: "ready".into(),
+        };
+        let cursor = change_cursor(&position);
+        assert_eq!(parse_change_cursor(&cursor), Some(position));
+        let encoded = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
+        let id = "20250129123456123456789012";
+        for bad in [
+            String::new(),
+            cursor[1..].to_owned(),
+            encoded(
+                format!("\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}{id} ready").as_bytes(),
+            ),
+            encoded(format!("\0\0\0\0\0\0\0\0{id}").as_bytes()),
+            encoded(format!("\0\0\0\0\0\0\0\0{id} \0").as_bytes()),
+            encoded("\0\0\0\0\0\0\0\0~ ready".as_bytes()),
+        ] {
+            assert_eq!(parse_change_cursor(&bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn a_cursor_is_read_as_made_and_nothing_else_is() {

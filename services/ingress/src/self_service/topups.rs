@@ -8,9 +8,13 @@ use accounts::profile::Profile;
 use axum::{http::StatusCode, response::Response};
 use desk::{
     archived::is_topup_archived,
-    self_service::{self, PartnerUnit, PartnerUnitState, SentAgain},
+    self_service::{
+        self, ChangePage, ChangePosition, PartnerUnit, PartnerUnitState, SentAgain, TopupChange,
+    },
 };
-use domain::{ActivationCode, Agreed, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
+use domain::{
+    ActivationCode, Agreed, DeliveryId, EndpointId, Metadata, OptionId, TopupId, WebhookId,
+};
 use serde::Serialize;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -18,7 +22,7 @@ use vault::Purpose;
 use webhooks::{body::WebhookBody, event::failure, qr::QrUrls, qr::path_segment};
 
 use super::{
-    query::Query,
+    query::{Query, change_cursor},
     session::{PathId, Search, SelfService, Session, json, or_archived},
 };
 use crate::http::{
@@ -35,6 +39,14 @@ pub(super) struct Topup<'a> {
     external_order_id: &'a str,
     #[schema(value_type = Uuid)]
     option_id: OptionId,
+    /// What you keep with its item; left out if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
+    /// What you keep with its order, where the topup is shown alone; left out if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    order_metadata: Option<&'a Metadata>,
     state: PartnerUnitState,
     /// Why the topup has failed; null unless it has.
     error: Option<String>,
@@ -97,6 +109,8 @@ impl<'a> Topup<'a> {
             topup_id,
             external_order_id,
             agreed,
+            metadata,
+            order_metadata: _,
             state,
             refusal,
             iccid,
@@ -115,6 +129,8 @@ impl<'a> Topup<'a> {
             topup_id,
             external_order_id,
             option_id: *option_id,
+            metadata: metadata.as_ref(),
+            order_metadata: None,
             state: *state,
             error: (*state == PartnerUnitState::Failed).then(|| failure(refusal.as_ref())),
             ready_at: *ready_at,
@@ -124,6 +140,14 @@ impl<'a> Topup<'a> {
             returned_at: *returned_at,
             esim: profile.map(esim),
             install_links: profile.map(|profile| InstallLinks::new(&profile.code)),
+        }
+    }
+
+    /// The description of a unit that is shown without its order.
+    fn alone(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
+        Self {
+            order_metadata: unit.order_metadata.as_ref(),
+            ..Self::new(unit, profile, qr)
         }
     }
 }
@@ -156,27 +180,66 @@ pub(super) async fn show(
     });
     let unit = reading.await??;
     let profile = profile(&session, &unit)?;
-    let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
+    let topup = Topup::alone(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
 }
 
-/// The topups whose eSIMs have a number, the newest first.
+/// A topup of a list.
+#[derive(Serialize, ToSchema)]
+struct ListedTopup<'a> {
+    #[serde(flatten)]
+    topup: Topup<'a>,
+    /// What has happened to it, only with `updated_since`. What follows from later changes is shown
+    /// as it is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<TopupChange>,
+    /// When that happened, only with `updated_since`.
+    #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    updated_at: Option<OffsetDateTime>,
+}
+
+/// Topups: with an ICCID the newest first, with `updated_since` in the order of their changes.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Topups)]
 struct TopupsResponse<'a> {
-    topups: Vec<Topup<'a>>,
+    topups: Vec<ListedTopup<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+    /// Only with `updated_since`: no change until this time is missing in the pages until this one.
+    /// After the last page, it is the `updated_since` of your next walk.
+    #[serde(with = "rfc3339::option")]
+    complete_until: Option<OffsetDateTime>,
 }
 
-/// Find topups by ICCID
+/// Find topups by ICCID, or walk their changes
 ///
-/// The topups of your account whose eSIM has this ICCID, the newest first, at most 20. Blanks and
-/// hyphens in it do not matter, nor whether it is written with its check digit. The last six digits
-/// are looked for among your newest 5,000 topups only. Archived orders are not found.
+/// With `iccid`: the topups of your account whose eSIM has this ICCID, the newest first, at most 20.
+/// Blanks and hyphens in it do not matter, nor whether it is written with its check digit. The last
+/// six digits are looked for among your newest 5,000 topups only.
+///
+/// With `updated_since`: the topups that became ready, failed or were given back after this time,
+/// the oldest change first, for example for the books of a day. A topup that changed twice comes
+/// twice. A change appears about a minute after it happened, so that none is missing before
+/// `complete_until`. Failures and returns of before this list existed are not in it. A page may hold
+/// fewer topups than `limit`; continue until `next_cursor` is null.
+///
+/// Archived orders are not found.
 #[utoipa::path(get, path = "/topups", operation_id = "find_topups", tag = "Topups",
-    params(("iccid" = String, Query, description = "An ICCID of 18 to 20 digits, or exactly its last six digits", example = "8981 0000 0000 0000 001")),
-    responses((status = 200, description = "The topups; none if no eSIM of yours has this number", body = TopupsResponse)))]
+    params(
+        ("iccid" = Option<String>, Query, description = "An ICCID of 18 to 20 digits, or exactly its last six digits. Either this or `updated_since` is needed", example = "8981 0000 0000 0000 001"),
+        ("updated_since" = Option<String>, Query, format = DateTime, description = "Only changes after this RFC 3339 time"),
+        ("updated_until" = Option<String>, Query, format = DateTime, description = "Only changes until this RFC 3339 time; send it with each page"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page, in place of `updated_since`"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of topups of the page, from 1 to 100; the default is 20")),
+    responses((status = 200, description = "The topups; none if no eSIM of yours has this number, or nothing has changed", body = TopupsResponse), (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
+    if ["updated_since", "cursor"]
+        .iter()
+        .any(|name| query.has(name))
+    {
+        return walk(&session, query).await;
+    }
     let iccid = query.iccid();
     query.check()?;
     let Some(iccid) = iccid else {
@@ -193,11 +256,55 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         .collect::<Result<_, ApiError>>()?;
     let both = units.iter().zip(&profiles);
     let qr = &session.service().qr;
-    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), qr));
+    let topups = both.map(|(unit, profile)| ListedTopup {
+        topup: Topup::alone(unit, profile.as_ref(), qr),
+        change: None,
+        updated_at: None,
+    });
     let found = TopupsResponse {
         topups: topups.collect(),
+        next_cursor: None,
+        complete_until: None,
     };
     Ok(json(StatusCode::OK, &found))
+}
+
+/// The answer to `updated_since`.
+async fn walk(session: &Session, mut query: Query<'_>) -> Result<Response, ApiError> {
+    let limit = query.limit();
+    let since = query.time("updated_since");
+    let until = query.time("updated_until");
+    let cursor = query.change_cursor();
+    query.check()?;
+    let Some(after) = cursor.or_else(|| since.map(ChangePosition::after)) else {
+        return Err(ErrorCode::NotFound.into());
+    };
+    let page = ChangePage {
+        after,
+        until,
+        limit,
+    };
+    let reading = session
+        .read(async |connection, partner| self_service::changes(connection, partner, &page).await);
+    let found = reading.await?;
+    let profiles: Vec<Option<Profile>> = found
+        .changes
+        .iter()
+        .map(|changed| profile(session, &changed.unit))
+        .collect::<Result<_, ApiError>>()?;
+    let qr = &session.service().qr;
+    let both = found.changes.iter().zip(&profiles);
+    let topups = both.map(|(changed, profile)| ListedTopup {
+        topup: Topup::alone(&changed.unit, profile.as_ref(), qr),
+        change: Some(changed.change),
+        updated_at: Some(changed.at),
+    });
+    let answer = TopupsResponse {
+        topups: topups.collect(),
+        next_cursor: found.next.as_ref().map(change_cursor),
+        complete_until: Some(found.complete_until),
+    };
+    Ok(json(StatusCode::OK, &answer))
 }
 
 /// The delivery of the webhook of a topup, with its attempts.

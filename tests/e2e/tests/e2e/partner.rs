@@ -558,9 +558,9 @@ async fn an_esim_is_found_by_its_number() {
         for text in [iccid, &spaced, end] {
             let path = format!("/topups?iccid={text}");
             let found = get(&shop.client, &path).await.unwrap();
-            assert_eq!(found, json!({ "topups": [shown] }), "{text}");
+            assert_eq!(found["topups"], json!([shown]), "{text}");
             let none = get(&stranger.client, &path).await.unwrap();
-            assert_eq!(none, json!({ "topups": [] }), "{text}");
+            assert_eq!(none["topups"], json!([]), "{text}");
         }
         let cut = format!("/topups?iccid={}", &iccid[..iccid.len() - 4]);
         let refused = ask(&shop.client, "GET", &cut).await.unwrap();
@@ -568,4 +568,81 @@ async fn an_esim_is_found_by_its_number() {
     }
     let missing = ask(&shop.client, "GET", "/topups").await.unwrap();
     assert_refused(&missing, 422, "iccid_invalid; parameter=iccid");
+}
+
+#[tokio::test]
+async fn the_changes_of_a_day_take_one_walk() {
+    let (stack, shop) = open().await;
+    let [ready, partly] = ["ready", "partly"].map(|name| stack.option(name).unwrap());
+    let since = runtime::clock::now() - time::Duration::hours(1);
+    let since = since
+        .format(&time::format_description::well_known::Rfc3339)
+        .unwrap();
+    let first = format!("/topups?updated_since={since}&limit=2");
+    let bought = shop.buy(&fresh("ready"), ready, 3).await.unwrap();
+    let ids = testkit::shop::ids(&bought);
+    shop.delivered(&ids, SOON).await.unwrap();
+    let id = fresh("partly");
+    shop.buy(&id, partly, 2).await.unwrap();
+    wait::until(SOON, "a failed topup", async || {
+        let order = get(&shop.client, &format!("/orders/{id}")).await?;
+        Ok((order["state"] == "partly_failed").then_some(()))
+    })
+    .await
+    .unwrap();
+    // What happened within the last minute may not be complete yet.
+    let young = get(&shop.client, &first).await.unwrap();
+    assert_eq!(young["topups"], json!([]), "{young}");
+    let mut database = stack.database.connect().await.unwrap();
+    for (table, column) in [("deliveries", "created_at"), ("topup_changes", "at")] {
+        let aged = format!("UPDATE {table} SET {column} = {column} - interval '3 minutes'");
+        let aged = sqlx::query(sqlx::AssertSqlSafe(aged)).execute(&mut database);
+        aged.await.unwrap();
+    }
+    let stranger = Shop::open(&stack).await.unwrap();
+    let none = get(&stranger.client, &first).await.unwrap();
+    assert_eq!(
+        (&none["topups"], &none["next_cursor"]),
+        (&json!([]), &Value::Null)
+    );
+    let mut found: Vec<Value> = Vec::new();
+    let mut path = first.clone();
+    let complete_until = loop {
+        let page = get(&shop.client, &path).await.unwrap();
+        found.extend(page["topups"].as_array().unwrap().iter().cloned());
+        let Some(cursor) = page["next_cursor"].as_str() else {
+            break page["complete_until"].as_str().unwrap().to_owned();
+        };
+        // The cursor of another partner leads to nothing.
+        path = format!("/topups?cursor={cursor}&limit=2");
+        let none = get(&stranger.client, &path).await.unwrap();
+        assert_eq!(none["topups"], json!([]));
+    };
+    let changes: Vec<&str> = found
+        .iter()
+        .filter_map(|one| one["change"].as_str())
+        .collect();
+    assert_eq!(
+        changes.iter().filter(|one| **one == "ready").count(),
+        4,
+        "{changes:?}"
+    );
+    assert_eq!(changes.iter().filter(|one| **one == "failed").count(), 1);
+    assert_eq!(found.len(), 5);
+    for one in &found {
+        assert_eq!(one["state"], one["change"]);
+        assert_eq!(one["esim"].is_null(), one["change"] == "failed");
+        let path = format!("/topups/{}", one["topup_id"].as_str().unwrap());
+        let alone = get(&shop.client, &path).await.unwrap();
+        for (field, value) in alone.as_object().unwrap() {
+            assert_eq!(&one[field], value, "{field}");
+        }
+    }
+    // The next walk begins where this one was complete.
+    let next = format!("/topups?updated_since={complete_until}");
+    let next = get(&shop.client, &next).await.unwrap();
+    assert_eq!(next["topups"], json!([]));
+    let until = format!("{first}&updated_until={since}");
+    let until = get(&shop.client, &until).await.unwrap();
+    assert_eq!(until["topups"], json!([]), "only those before it");
 }

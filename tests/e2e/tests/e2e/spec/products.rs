@@ -10,6 +10,9 @@ const BLANK: Expected = Unprocessable(&["Products can't be blank"]);
 const NO_ARRAY: Expected = Unprocessable(&["Products must be an array"]);
 const NO_OPTION_ID: Expected = Unprocessable(&["Products[0] option_id can't be blank"]);
 const NO_QTY: Expected = Unprocessable(&["Products[0] qty must be a positive integer"]);
+const NO_METADATA: Expected = Unprocessable(&[
+    "Products[0] metadata must be an object of at most 10 texts, with at most 1024 bytes",
+]);
 const NOT_FOUND: Expected = Unprocessable(&["Product with option_id not found"]);
 const TOO_MANY_UNITS: Expected =
     Unprocessable(&["Products can't have more than 1000 units in total"]);
@@ -26,6 +29,35 @@ pub const ROWS: &[Row] = &rows! {
     "products: a text", |w| w.products("[]") => NO_ARRAY;
     "an item is an object", |w| w.products(json!([w.ready()])) => Unprocessable(&["Products[0] must be an object"]);
     "an item: null", |w| w.products(json!([null])) => Unprocessable(&["Products[0] must be an object"]);
+    // metadata
+    "metadata: a text", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": "T-1"}])) => NO_METADATA;
+    "metadata: an array", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": []}])) => NO_METADATA;
+    "metadata: a number", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"a": 1}}])) => NO_METADATA;
+    "metadata: nested", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"a": {}}}])) => NO_METADATA;
+    "metadata: null in it", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"a": null}}]))
+        => NO_METADATA;
+    "metadata: an empty name", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"": "a"}}]))
+        => NO_METADATA;
+    "metadata: a NUL", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"a": "\0"}}]))
+        => NO_METADATA;
+    "metadata: too long", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"a": "é".repeat(512)}}]))
+        => NO_METADATA;
+    "metadata: eleven texts", |w| {
+        let texts: serde_json::Map<String, Value> = (0..11).map(|n| (n.to_string(), json!(""))).collect();
+        w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": texts}]))
+    } => NO_METADATA;
+    "metadata: null", |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": null}])) => ONE;
+    "metadata: as long as possible",
+        |w| w.products(json!([{"option_id": w.ready(), "qty": 1, "metadata": {"ab": "é".repeat(511)}}])) => ONE;
+    "metadata of the order, beside other errors", |w| {
+        let mut body = w.body();
+        body["metadata"] = json!({"a": 1});
+        body["products"] = json!([]);
+        w.post(body.to_string())
+    } => Unprocessable(&["metadata must be an object of at most 10 texts, with at most 1024 bytes",
+        "Products can't be blank"]);
+    "a repeated name of metadata", |w| w.qty("1,\"metadata\":{\"a\":\"1\",\"a\":\"1\"}")
+        => Unprocessable(&["Parameter a is given more than once; send it once"]);
     // option_id
     "option_id is required", |w| w.products(json!([{"qty": 1}])) => NO_OPTION_ID;
     "option_id: null", |w| w.products(json!([{"option_id": null, "qty": 1}])) => NO_OPTION_ID;

@@ -37,6 +37,18 @@ pub const ROWS: &[Row] = &rows! {
     "404: an order's part", |w| get(w, "/orders/1/2") => NOT_FOUND;
     "404: no topup id", |w| get(w, "/topups/1") => NOT_FOUND;
     "404: an unknown topup", |w| get(w, "/topups/20200101000000000000000000") => NOT_FOUND;
+    "422: all parameters of the walk of topups at fault are named",
+        |w| get(w, "/topups").query("updated_since=now&updated_until=x&cursor=abc&limit=0")
+        => Unprocessable(&["Limit must be an integer from 1 to 100",
+            "Updated since must be a time such as 2026-11-22T00:00:00Z",
+            "Updated until must be a time such as 2026-11-22T00:00:00Z",
+            "Cursor is invalid; send next_cursor unchanged or leave it out"]);
+    "422: an ICCID and a walk", |w| get(w, "/topups").query("updated_since=2026-11-22T00:00:00Z&iccid=898100")
+        => Unprocessable(&["Parameter iccid is unknown; this request does not have it"]);
+    "422: a time without a walk", |w| get(w, "/topups").query("updated_until=2026-11-22T00:00:00Z&iccid=898100")
+        => Unprocessable(&["Parameter updated_until is unknown; this request does not have it"]);
+    "422: a cursor of another list", |w| get(w, "/topups").query("cursor=AZoAAAAAcACAAAAAAAAAAQ")
+        => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
     "404: nothing of the API", |w| get(w, "/nothing") => NOT_FOUND;
     "405: PUT on an order", |w| ask(w, "PUT", "/orders/1") => NOT_ALLOWED;
     "405: GET on a redelivery", |w| get(w, "/topups/20200101000000000000000000/redeliver") => NOT_ALLOWED;
