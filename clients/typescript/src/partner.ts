@@ -248,6 +248,20 @@ export class Partner {
   }
 
   /**
+   * What became ready, failed, was extended or given back after `updated_since`, the oldest first, for example for the
+   * books of a day: a topup that changed twice comes twice. A change appears after a minute, so pass an `updated_until`
+   * that is longer ago, and begin the next walk there.
+   */
+  topupChanges(
+    query: { updated_since: string; updated_until: string },
+    patience: Patience = {},
+  ): AsyncGenerator<Schemas["ListedTopup"]> {
+    return this.#pages("topups", ["topup_id", "change", "updated_at"], patience, (part) => (sending) =>
+      this.api.GET("/topups", { params: { query: { ...query, ...part } }, ...sending }),
+    );
+  }
+
+  /**
    * The options that this account may order, and that match all filters. `country` is a code of ISO 3166-1 alpha-2 such
    * as JP. Unlimited data is enough for every `min_data_mb`.
    */

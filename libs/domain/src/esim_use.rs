@@ -34,6 +34,10 @@ pub struct Reading {
     /// When the provider counted the data, which may be hours before it is asked.
     #[serde(default, with = "rfc3339::option")]
     pub as_of: Option<OffsetDateTime>,
+    /// The provider says that the eSIM was downloaded, and not that it is installed. If it goes on
+    /// saying so, the installation has failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_downloaded: bool,
 }
 
 /// What is known of the plan of an eSIM.
@@ -212,6 +216,8 @@ impl Reading {
             return None;
         }
         let pause = match (self.data_used, self.used_percent()) {
+            // Its customer may need help.
+            _ if self.only_downloaded => SHORTEST,
             (None | Some(0), _) if age < FRESH => SHORTEST * 3,
             (None | Some(0), _) | (_, Some(100..)) => LONGEST,
             (_, Some(50..)) => SHORTEST,
@@ -356,6 +362,11 @@ mod tests {
         assert_eq!(used(0).next_look(day, NOW), Some(NOW + SHORTEST * 3));
         assert_eq!(used(0).next_look(day * 20, NOW), Some(NOW + LONGEST));
         assert_eq!(used(900).next_look(day, NOW), Some(NOW + SHORTEST));
+        let downloaded = Reading {
+            only_downloaded: true,
+            ..used(0)
+        };
+        assert_eq!(downloaded.next_look(day, NOW), Some(NOW + SHORTEST));
         let soon = Reading {
             ends_at: Some(NOW + day + Duration::minutes(1)),
             ..used(1000)
@@ -374,6 +385,7 @@ mod tests {
                 data_total: total,
                 ends_at: end.map(|days| NOW + Duration::days(days)),
                 as_of: None,
+                only_downloaded: false,
             }
         })
     }

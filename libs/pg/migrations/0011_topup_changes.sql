@@ -1,6 +1,6 @@
 -- serves: 1
 -- The changes of topups that have no time elsewhere which an index of their partner has in order: that they failed, and that
--- their eSIMs were given back. A topup that is ready has the time of its webhook. So a partner walks all changes of a day in
+-- their eSIMs were extended or given back. A topup that is ready has the time of its webhook. So a partner walks all changes of a day in
 -- the order of their times. Triggers note them, of whichever program and role the cause is. There are no references, because
 -- a row is deleted with its topup. What changed before this migration is not noted.
 CREATE TABLE topup_changes (
@@ -8,7 +8,7 @@ CREATE TABLE topup_changes (
     -- The begin of the transaction that made it. A failure counts from when its order can no longer be answered with 422.
     at timestamptz NOT NULL,
     topup_id text COLLATE "C" NOT NULL,
-    change text COLLATE "C" NOT NULL CONSTRAINT topup_changes_change CHECK (change IN ('failed', 'returned')),
+    change text COLLATE "C" NOT NULL CONSTRAINT topup_changes_change CHECK (change IN ('failed', 'extended', 'returned')),
     CONSTRAINT topup_changes_pkey PRIMARY KEY (partner_id, at, topup_id, change),
     CONSTRAINT topup_changes_bounds CHECK (
         at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00' AND octet_length(topup_id) <= 100000)
@@ -48,3 +48,13 @@ END
 $$;
 CREATE TRIGGER topup_return_noted AFTER UPDATE OF returned_at ON esims FOR EACH ROW
     WHEN (NEW.returned_at IS NOT NULL AND OLD.returned_at IS NULL) EXECUTE FUNCTION topup_return_noted();
+
+CREATE FUNCTION topup_extension_noted() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM note_topup_change(NEW.topup_id, 'extended', now());
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER topup_extension_noted AFTER UPDATE OF state ON extensions FOR EACH ROW
+    WHEN (NEW.state = 'added' AND OLD.state <> 'added') EXECUTE FUNCTION topup_extension_noted();

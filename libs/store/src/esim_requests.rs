@@ -350,7 +350,8 @@ pub async fn record_reading(
              SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
                  usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL, polled_at = NULL,
                  reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN $8::timestamptz END,
-                 plan = $9, most_data = $10, latest_end = $11
+                 plan = $9, most_data = $10, latest_end = $11,
+                 downloaded_at = CASE WHEN $12 THEN coalesce(downloaded_at, now()) END
              WHERE topup_id = $1",
             topup_id.as_str(),
             reading.installed,
@@ -363,6 +364,7 @@ pub async fn record_reading(
             pg::signed(plan.number),
             plan.most_data.map(bytes),
             plan.latest_end,
+            reading.only_downloaded,
         );
         statement.execute(&mut **transaction).await?;
         for milestone in news.told {

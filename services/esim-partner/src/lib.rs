@@ -135,6 +135,10 @@ const REDELIVER_EXAMPLES: &str = "Examples:
   esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner redeliver 20250129123456123456789012 --forward-to http://localhost:3000/hook";
 
+const TOPUPS_EXAMPLES: &str = "Examples:
+  esim-partner topups --iccid '8981 0000 0000 0000 001'
+  esim-partner topups --updated-since 2026-11-29T00:00:00Z --updated-until 2026-11-30T00:00:00Z";
+
 const USAGE_EXAMPLES: &str = "Examples:
   esim-partner usage 20250129123456123456789012";
 
@@ -251,6 +255,22 @@ enum AccountCommand {
         /// cannot be sent in this way.
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
+    },
+    /// Find topups by their ICCID, or walk what has become of them
+    #[command(after_help = TOPUPS_EXAMPLES)]
+    Topups {
+        /// The ICCID of the eSIM, or its last six digits
+        #[arg(long, conflicts_with_all = ["updated_since", "updated_until", "cursor"])]
+        iccid: Option<String>,
+        /// What became ready, failed, was extended or given back after this time
+        #[arg(long, value_name = "TIME", required_unless_present_any = ["iccid", "cursor"])]
+        updated_since: Option<String>,
+        /// Only what happened until this time
+        #[arg(long, value_name = "TIME")]
+        updated_until: Option<String>,
+        /// The `next_cursor` of the page before
+        #[arg(long)]
+        cursor: Option<String>,
     },
     /// Show whether an eSIM is installed, and how much of its data is used
     #[command(after_help = USAGE_EXAMPLES)]
@@ -443,6 +463,26 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let query = given.map(|(name, value)| Some(format!("{name}={}", encoded(value?))));
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
+        }
+        AccountCommand::Topups {
+            iccid,
+            updated_since,
+            updated_until,
+            cursor,
+        } => {
+            let given = [
+                ("iccid", iccid),
+                ("updated_since", updated_since),
+                ("updated_until", updated_until),
+                ("cursor", cursor),
+            ];
+            let named = |(name, value): (&str, &Option<String>)| {
+                let value = value.as_deref()?;
+                Some(format!("{name}={}", encoded(value)))
+            };
+            let query = given.into_iter().filter_map(named);
+            let query = query.collect::<Vec<_>>().join("&");
+            account.send("GET", "/topups", &query, None).await?
         }
         AccountCommand::Usage { topup_id } => {
             let path = format!("/topups/{topup_id}/usage");

@@ -13,7 +13,7 @@ import httpx
 from . import flow, settings
 from .flow import AnyItem, Flow, NoAnswer, Outcome, Pause, PlacedOrder, Request, Waits
 from .generated.client import AuthenticatedClient
-from .generated.models import Event, Offered, Order, OrderState, Summary
+from .generated.models import Event, ListedTopup, Offered, Order, OrderState, Summary
 from .http import HEADERS, LIMITS, BoundedAsyncClient, BoundedClient
 from .signing import Keys, Signature
 
@@ -86,6 +86,11 @@ def _order_filter(created_after: datetime.datetime | None, state: OrderState | N
     if state is not None:
         parameters["state"] = state.value
     return parameters
+
+
+def _walk_filter(since: datetime.datetime, until: datetime.datetime) -> dict[str, str]:
+    named = {"updated_since": since, "updated_until": until}
+    return {name: at.astimezone(datetime.UTC).isoformat() for name, at in named.items()}
 
 
 def _option_filter(
@@ -185,6 +190,19 @@ class Partner(_Account):
         """All orders without their topups, the newest first, read page by page as you go on. A page takes at most
         ``patience`` seconds."""
         return self._pages("/orders", "orders", _order_filter(created_after, state), Summary.from_dict, patience)
+
+    def topup_changes(
+        self,
+        updated_since: datetime.datetime,
+        updated_until: datetime.datetime,
+        *,
+        patience: float = PATIENCE,
+    ) -> Iterator[ListedTopup]:
+        """What became ready, failed, was extended or given back after ``updated_since``, the oldest first, for example
+        for the books of a day: a topup that changed twice comes twice. A change appears after a minute, so pass an
+        ``updated_until`` that is longer ago, and begin the next walk there."""
+        parameters = _walk_filter(updated_since, updated_until)
+        return self._pages("/topups", "topups", parameters, ListedTopup.from_dict, patience)
 
     def options(
         self,
@@ -294,6 +312,17 @@ class AsyncPartner(_Account):
     ) -> AsyncIterator[Summary]:
         """The same as :meth:`Partner.orders`."""
         return self._pages("/orders", "orders", _order_filter(created_after, state), Summary.from_dict, patience)
+
+    def topup_changes(
+        self,
+        updated_since: datetime.datetime,
+        updated_until: datetime.datetime,
+        *,
+        patience: float = PATIENCE,
+    ) -> AsyncIterator[ListedTopup]:
+        """The same as :meth:`Partner.topup_changes`."""
+        parameters = _walk_filter(updated_since, updated_until)
+        return self._pages("/topups", "topups", parameters, ListedTopup.from_dict, patience)
 
     def options(
         self,

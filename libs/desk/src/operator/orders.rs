@@ -189,6 +189,7 @@ impl TopupView {
             give_back_asked_at: None,
             give_back_ended_at: None,
             returned_at: None,
+            in_trouble_since: None,
             delivered_before: false,
         }
     }
@@ -311,6 +312,10 @@ pub struct TopupView {
     pub give_back_ended_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub returned_at: Option<OffsetDateTime>,
+    /// Since when its provider says that it was downloaded and not installed, so that its customer
+    /// needs help.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub in_trouble_since: Option<OffsetDateTime>,
     /// Whether the webhook was delivered before and is, or was, sent again.
     pub delivered_before: bool,
 }
@@ -542,6 +547,7 @@ pub async fn read(
                                     WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
                           AS "delivered_before!",
                       t.provider_option_id, o.name AS "option_name?", e.returned_at AS "returned_at?",
+                      in_trouble_since(r.downloaded_at, r.read_at) AS "in_trouble_since?",
                       r.give_back AS "give_back?", r.attempt AS "give_back_attempt?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
                       r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?",
                       e.delivery_id AS "delivery_id?"

@@ -132,6 +132,15 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
     Some(format!("its give-back{asked}, {state}{why}"))
 }
 
+/// That the customer of a unit needs help to install it; `None` if nothing says so.
+pub fn trouble(topup: &TopupView) -> Option<String> {
+    let since = topup.in_trouble_since?;
+    Some(format!(
+        "in trouble: downloaded, not installed, since {}",
+        minute(since)
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use domain::{Stored, StoredReason};

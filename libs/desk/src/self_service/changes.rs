@@ -1,5 +1,5 @@
-//! The topups of a partner in the order in which they changed: they became ready, failed, or were
-//! given back. A partner that keeps books walks them once a day.
+//! The topups of a partner in the order in which they changed: they became ready, failed, were
+//! extended, or were given back. A partner that keeps books walks them once a day.
 //!
 //! Guarantee: whoever walks on from where the last walk was complete gets each change once. A
 //! change is found by the begin of its transaction, and transactions do not commit in the order in
@@ -22,7 +22,7 @@ use super::orders::{PartnerUnit, units_of};
 /// transaction of any stage may take.
 const COMMIT_LAG: f64 = 60.0;
 
-/// What has happened to a topup: `ready`, `failed` or `returned`.
+/// What has happened to a topup: `ready`, `failed`, `extended` or `returned`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TopupChange {
@@ -30,6 +30,8 @@ pub enum TopupChange {
     Ready,
     /// It became certain that it has no eSIM.
     Failed,
+    /// Its eSIM was extended.
+    Extended,
     /// Its eSIM was given back.
     Returned,
 }
@@ -39,6 +41,7 @@ impl TopupChange {
         Some(match stored {
             "ready" => Self::Ready,
             "failed" => Self::Failed,
+            "extended" => Self::Extended,
             "returned" => Self::Returned,
             _ => return None,
         })

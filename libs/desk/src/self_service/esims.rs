@@ -35,6 +35,8 @@ pub struct EsimRequests {
     pub give_back: Option<GiveBackView>,
     /// Whether it is being extended.
     pub extending: bool,
+    /// Since when it is downloaded and not installed, if its provider has said so again.
+    pub in_trouble_since: Option<OffsetDateTime>,
 }
 
 /// A give-back as its partner sees it.
@@ -58,7 +60,8 @@ pub async fn requests(
         r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.has_failed AS "has_failed!", u.is_parked AS "is_parked!",
                   u.erased_at IS NOT NULL AS "erased!", u.returned_at,
                   r.usage_asked_at IS NOT NULL AS "usage_open!", r.installed, r.data_used, r.data_total, r.ends_at,
-                  r.as_of,
+                  r.as_of, r.downloaded_at IS NOT NULL AS "only_downloaded!",
+                  in_trouble_since(r.downloaded_at, r.read_at) AS in_trouble_since,
                   r.read_at AS "read_at?", extract(epoch FROM now() - r.read_at)::float8 AS read_age,
                   r.usage_failure AS "usage_failure?",
                   extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
@@ -82,6 +85,7 @@ pub async fn requests(
             data_total: bytes(row.data_total),
             ends_at: row.ends_at,
             as_of: row.as_of,
+            only_downloaded: row.only_downloaded,
         };
         (reading, read_at, age(row.read_age.unwrap_or_default()))
     });
@@ -113,6 +117,7 @@ pub async fn requests(
         failure,
         give_back,
         extending: row.extending,
+        in_trouble_since: row.in_trouble_since,
     })))
 }
 

@@ -345,6 +345,7 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
         data_total: Some(2),
         ends_at: None,
         as_of: Some(time::macros::datetime!(2026-11-28 10:00 UTC)),
+        only_downloaded: false,
     };
     let seen = async |connection: &mut _| {
         esims::requests(&mut *connection, partner, &topup)
@@ -369,6 +370,58 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
     let row = seen(&mut connection).await;
     assert_eq!(row.failure.unwrap().0, UsageFailure::Failed);
     assert_eq!(row.reading.unwrap().0, reading, "the last answer stays");
+}
+
+/// An eSIM that is downloaded is in trouble once a later answer confirms that it is not installed,
+/// for its partner and for operators, until an answer says otherwise.
+#[tokio::test]
+async fn an_esim_that_stays_downloaded_is_in_trouble() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.as_role("ingress").await;
+    esims::ask_usage(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    let mut provisioner = bench.as_role("provisioner").await;
+    let mut operator = bench.as_role("operator").await;
+    let mut since = async |only_downloaded: bool, later: &str| {
+        bench
+            .sql(&format!(
+                "UPDATE esim_requests SET downloaded_at = downloaded_at - interval '{later}'"
+            ))
+            .await;
+        let reading = Reading {
+            only_downloaded,
+            ..Reading::default()
+        };
+        esim_requests::record_reading(&mut provisioner, &topup, &reading, &[])
+            .await
+            .unwrap();
+        let seen = esims::requests(&mut connection, partner, &topup)
+            .await
+            .told(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(seen.reading.unwrap().0, reading);
+        let found = desk::operator::orders::find(&mut operator, topup.as_str())
+            .await
+            .told(&mut operator)
+            .await;
+        let shown = &found[0].topups[0];
+        assert_eq!(shown.in_trouble_since, seen.in_trouble_since);
+        let told = desk::operator::route::trouble(shown);
+        assert_eq!(told.is_some(), seen.in_trouble_since.is_some());
+        seen.in_trouble_since
+    };
+    assert_eq!(since(true, "0").await, None, "an installation may follow");
+    assert_eq!(since(true, "5 minutes").await, None);
+    let first = since(true, "15 minutes").await;
+    assert!(first.is_some());
+    let second = since(true, "0").await;
+    assert_eq!(second, first, "it is told since when");
+    assert_eq!(since(false, "0").await, None);
+    assert_eq!(since(true, "1 hour").await, None, "it begins anew");
 }
 
 /// The answer that confirms a report may fail. It is asked for less and less often, and in the end

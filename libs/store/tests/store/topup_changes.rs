@@ -103,6 +103,15 @@ async fn each_change_is_walked_once_in_pages_of_every_size() {
     bench.became_failed(answered(other, 1)).await;
     // It is given back, and stays listed as ready at the time when it was.
     let returned = topups(&first)[0].clone();
+    let extended = topups(&first)[1].clone();
+    let extend = "WITH made AS (
+                      INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id,
+                                              provider_option_id)
+                      SELECT gen_random_uuid(), gen_random_uuid(), $1, 'sandbox', 'x', gen_random_uuid(), 'x')
+                  SELECT 1";
+    bench.set(extend, &extended).await;
+    bench.sql("UPDATE extensions SET state = 'sending'").await;
+    bench.sql("UPDATE extensions SET state = 'added'").await;
     let give_back = "UPDATE esims SET returned_at = now(), erased_at = now(), profile = NULL WHERE topup_id = $1";
     bench.set(give_back, &returned).await;
 
@@ -115,6 +124,7 @@ async fn each_change_is_walked_once_in_pages_of_every_size() {
     bench.shift("3 minutes").await;
     let mut expected = all(&first, TopupChange::Ready);
     expected.extend(all(&lost, TopupChange::Failed));
+    expected.push((extended, TopupChange::Extended));
     expected.push((returned, TopupChange::Returned));
     for limit in [1, 2, 5, 100] {
         let (found, _) = bench.walked(partner, LONG_AGO, limit).await;

@@ -155,6 +155,7 @@ fn facts(unit: &TopupView) -> Vec<UnitFact> {
     let facts = [
         ("ICCID", Some(iccid), true),
         ("Why", why, false),
+        ("Installation", route::trouble(unit), false),
         ("Given back", route::give_back(unit), false),
     ];
     let known = facts.into_iter().filter_map(|(name, told, is_id)| {

@@ -367,6 +367,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             topup.reason.told(),
             webhook_attempts(order, topup),
             further,
+            route::trouble(topup),
             route::give_back(topup),
             erased,
             next,

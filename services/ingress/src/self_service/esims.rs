@@ -66,6 +66,11 @@ struct UsageResponse<'a> {
     /// When the provider counted the data; null if it does not say it.
     #[serde(with = "rfc3339::option")]
     as_of: Option<OffsetDateTime>,
+    /// Since when the provider says that the eSIM was downloaded and not installed, if it has said
+    /// so for a quarter of an hour: your customer needs help. Null if nothing says so; few providers
+    /// do.
+    #[serde(with = "rfc3339::option")]
+    in_trouble_since: Option<OffsetDateTime>,
     /// When the provider said this.
     #[serde(with = "rfc3339")]
     read_at: OffsetDateTime,
@@ -77,6 +82,7 @@ impl<'a> UsageResponse<'a> {
     fn new(
         topup_id: &'a TopupId,
         (reading, read_at, age): (Reading, OffsetDateTime, Duration),
+        in_trouble_since: Option<OffsetDateTime>,
     ) -> Self {
         let Reading {
             installed,
@@ -84,6 +90,7 @@ impl<'a> UsageResponse<'a> {
             data_total,
             ends_at,
             as_of,
+            only_downloaded: _,
         } = reading;
         let left = data_total.zip(data_used);
         Self {
@@ -94,6 +101,7 @@ impl<'a> UsageResponse<'a> {
             data_left_bytes: left.map(|(total, used)| total.saturating_sub(used)),
             ends_at,
             as_of,
+            in_trouble_since,
             read_at,
             age_seconds: age.as_secs(),
         }
@@ -288,7 +296,8 @@ pub(super) async fn usage(
             return Err(ErrorCode::UsageNotAvailable.into());
         }
         (Some(reading), _) if reading.2 <= fresh => {
-            return Ok(json(StatusCode::OK, &UsageResponse::new(&id, reading)));
+            let usage = UsageResponse::new(&id, reading, before.in_trouble_since);
+            return Ok(json(StatusCode::OK, &usage));
         }
         _ => {}
     }
@@ -300,7 +309,10 @@ pub(super) async fn usage(
     let after = wait(&session, &id, |requests| !requests.usage_open).await?;
     match (after.reading, after.failure) {
         (_, Some((UsageFailure::NotAvailable, _))) => Err(ErrorCode::UsageNotAvailable.into()),
-        (Some(reading), _) => Ok(json(StatusCode::OK, &UsageResponse::new(&id, reading))),
+        (Some(reading), _) => {
+            let usage = UsageResponse::new(&id, reading, after.in_trouble_since);
+            Ok(json(StatusCode::OK, &usage))
+        }
         (None, _) => Ok(retry_after(ErrorCode::UsageUnanswered, UNANSWERED)),
     }
 }

@@ -702,6 +702,7 @@ impl Usage {
                 data_total: Some(self.total_bytes),
                 ends_at: self.installed.then(|| moment(&self.ends_at)).flatten(),
                 as_of: None,
+                only_downloaded: false,
             },
             custody,
         })

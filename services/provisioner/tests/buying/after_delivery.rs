@@ -594,6 +594,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
         let body = page(&one("25", "GOT_RESOURCE", smdp));
         let status = account(&body).await.status(&esim()).await.unwrap();
         assert_eq!(status.reading.installed, installed, "{smdp}");
+        assert_eq!(status.reading.only_downloaded, installed.is_none());
     }
     // No code of a failed cancellation is documented, so a look has to settle it.
     let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;

@@ -332,6 +332,7 @@ impl AiraloUsage {
                 // Its figures are up to 20 minutes old, and an hour in the test mode (its pages of
                 // September 2026), but it does not say how old these are.
                 as_of: None,
+                only_downloaded: false,
             },
             custody: Custody::Kept(if is_recycled {
                 "its operator has recycled the eSIM, so it cannot be used any more".to_owned()

@@ -306,6 +306,7 @@ impl EsimAccessEsim {
                 ends_at: (is_begun.then_some(self.expired_time.as_deref()).flatten())
                     .and_then(moment),
                 as_of: None,
+                only_downloaded: smdp == "DOWNLOAD",
             },
             custody,
         })

@@ -411,6 +411,7 @@ impl Plans {
                 data_total,
                 ends_at: ends.max().flatten(),
                 as_of: None,
+                only_downloaded: false,
             },
             custody,
         })
