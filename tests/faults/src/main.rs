@@ -433,7 +433,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let planned = schedule.len();
     let faults = world.victims.suffer(&schedule);
     let mut work = pin!(async { tokio::join!(faults, place_orders(run, world, begun)) });
-    let mut returns = pin!(world.give_back());
+    let mut returns = pin!(world.change_esims());
     let mut seconds = tokio::time::interval(PROGRESS);
     loop {
         tokio::select! {

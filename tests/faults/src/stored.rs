@@ -169,7 +169,8 @@ pub struct OnTheWay {
 impl OnTheWay {
     pub async fn read(connection: &mut PgConnection) -> Result<Self> {
         let counts = sqlx::query_as(
-            "SELECT count(*) FILTER (WHERE p.state IN ('accepted', 'placing')) AS unbought,
+            "SELECT count(*) FILTER (WHERE p.state IN ('accepted', 'placing'))
+                        + (SELECT count(*) FROM extensions WHERE state IN ('asked', 'sending')) AS unbought,
                     count(*) FILTER (WHERE p.state = 'placed' AND EXISTS (
                         SELECT FROM topups t LEFT JOIN esims e USING (topup_id)
                         WHERE t.placement_id = p.placement_id AND t.state = 'pending' AND e.ready_at IS NULL)) AS uncollected,

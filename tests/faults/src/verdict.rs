@@ -10,7 +10,7 @@ use crate::stored::{Stored, StoredPlacement, StoredUnit};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
-use testkit::stack::LedgerOrder;
+use testkit::stack::{LedgerExtension, LedgerOrder, StoredExtension};
 
 /// The tolerance when two times are compared that two tasks of this process measured, because a
 /// task may have waited for a processor before it could measure.
@@ -25,6 +25,9 @@ pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
     pub ledger: Vec<LedgerOrder>,
+    /// What the provider has added to eSIMs, and the extensions as they are stored.
+    pub extended: Vec<LedgerExtension>,
+    pub extensions: Vec<StoredExtension>,
     pub sold: Vec<Sold>,
     /// The start of the run in Unix time.
     pub began: Duration,
@@ -97,6 +100,11 @@ pub enum Broken {
     IccidTwice,
     /// The provider has an eSIM back that nobody has given back.
     TakenBack,
+    ExtendedTwice,
+    /// The provider has extended an eSIM of ours, and no extension is stored.
+    ExtendedBeyondStored,
+    ExtendedThoughRefused,
+    NotExtendedThoughTold,
     WebhookBeforeAnswer,
     WebhookForNothing,
     WebhookForged,
@@ -153,6 +161,8 @@ pub struct Counts {
     pub duplicates: usize,
     pub lost: usize,
     pub units_given_back: u64,
+    pub extensions: usize,
+    pub extensions_added: usize,
     /// Units whose ICCID another unit has, too.
     pub iccids_again: usize,
     /// Answers whose order, or whose refusal, was lost with the commits of a primary.
@@ -192,6 +202,7 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let index = Index::of(evidence);
     answers(evidence, &index, &mut verdict);
     purchases(evidence, &index, &mut verdict);
+    extensions(evidence, &mut verdict);
     units(evidence, &index, &mut verdict);
     webhooks(evidence, &index, &mut verdict);
     verdict
@@ -373,6 +384,40 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                 Broken::NotBoughtThoughPlaced,
                 format!("placement {}", placement.placement_id),
             );
+        }
+    }
+}
+
+fn extensions(evidence: &Evidence, verdict: &mut Verdict) {
+    let added = |id: &str| {
+        let of_this = evidence.extended.iter();
+        of_this.filter(|one| one.extension_id.contains(id)).count()
+    };
+    verdict.counts.extensions = evidence.extensions.len();
+    verdict.counts.extensions_added = evidence.extended.len();
+    for stored in &evidence.extensions {
+        let added = added(&stored.extension_id);
+        let text = format!(
+            "extension of topup {} is {}, added {added} times",
+            stored.topup_id, stored.state
+        );
+        match (stored.state.as_str(), added) {
+            (_, 2..) => verdict.add(Broken::ExtendedTwice, text),
+            ("refused", 1) => verdict.add(Broken::ExtendedThoughRefused, text),
+            ("added", 0) => verdict.add(Broken::NotExtendedThoughTold, text),
+            _ => {}
+        }
+    }
+    let is_stored = |one: &&LedgerExtension| {
+        let mut stored = evidence.extensions.iter();
+        stored.any(|stored| one.extension_id.contains(&stored.extension_id))
+    };
+    // What was stored may be lost with commits, and a provider may lose the id.
+    let strangers = evidence.extended.iter().filter(|one| !is_stored(one));
+    for stranger in strangers.filter(|one| !one.extension_id.is_empty()) {
+        if evidence.losses.is_empty() {
+            let text = format!("extension {} is not stored", stranger.extension_id);
+            verdict.add(Broken::ExtendedBeyondStored, text);
         }
     }
 }

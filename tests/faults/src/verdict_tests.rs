@@ -11,7 +11,7 @@ use crate::stored::{Stored, StoredChange, StoredOrder, StoredPlacement, StoredUn
 use crate::verdict::{Broken, Evidence, Loss, Sold, judge};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use testkit::stack::LedgerOrder;
+use testkit::stack::{LedgerExtension, LedgerOrder, StoredExtension};
 
 fn asked(id: &str, sent: u64, topups: &[&str]) -> Asked {
     Asked {
@@ -88,6 +88,16 @@ fn good() -> Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],
+        extended: vec![LedgerExtension {
+            extension_id: "more".into(),
+            topup_id: "u1".into(),
+        }],
+        extensions: vec![StoredExtension {
+            extension_id: "more".into(),
+            external_id: "more".into(),
+            topup_id: "t1".into(),
+            state: "added".into(),
+        }],
         sold: vec![Sold {
             order_id: "placement".into(),
             at: Duration::from_millis(1_100),
@@ -145,7 +155,7 @@ fn parked(evidence: &mut Evidence, option: &str) {
 #[test]
 fn each_flaw_is_red_under_its_name_and_nothing_else() {
     type Spoil = fn(&mut Evidence);
-    let flaws: [(&str, &[Broken], Spoil); 32] = testkit::rows! {
+    let flaws: [(&str, &[Broken], Spoil); 36] = testkit::rows! {
         "none", &[] => |_| {};
         "a refused order", &[] => refused;
         "a repeated webhook", &[] => |all| all.arrivals.push(all.arrivals[0].clone());
@@ -191,6 +201,15 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
         "an ICCID again", &[] => |all| {
             all.stored.units[1].iccid = Some("89 t1".into());
             all.given_back.insert("t1".into());
+        };
+        "extended twice", &[Broken::ExtendedTwice] => |all| all.extended.push(all.extended[0].clone());
+        "extended and refused", &[Broken::ExtendedThoughRefused]
+            => |all| all.extensions[0].state = "refused".into();
+        "told and not extended", &[Broken::NotExtendedThoughTold] => |all| all.extended.clear();
+        "another extension", &[Broken::ExtendedBeyondStored] => |all| {
+            let mut stranger = all.extended[0].clone();
+            stranger.extension_id = "another".into();
+            all.extended.push(stranger);
         };
         "taken back", &[Broken::TakenBack] => |all| all.ledger[0].canceled = 1;
         "two ICCIDs", &[Broken::Lost, Broken::IccidTwice] => |all| all.arrivals[1].topup_id = "t1".into();

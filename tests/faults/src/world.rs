@@ -74,6 +74,8 @@ pub struct World {
     pub epoch: Instant,
     pub receiver: Receiver,
     returns: Returns,
+    /// The option by which eSIMs are extended.
+    extension: String,
     stack: Stack,
     postgres: Arc<Mutex<Postgres>>,
     folder: TempDir,
@@ -170,18 +172,22 @@ impl World {
             epoch,
             receiver,
             returns: Returns::default(),
+            extension: stack.option("extension")?.to_owned(),
             stack,
             postgres,
             folder,
         })
     }
 
-    /// Lets partners give delivered eSIMs back. Never returns.
-    pub async fn give_back(&self) {
+    /// Lets partners give delivered eSIMs back and extend others. Never returns.
+    pub async fn change_esims(&self) {
         let ingress = &self.clients.ingresses[0];
         let database = &self.stack.database;
         let partners = &self.clients.partners;
-        self.returns.give_back(database, ingress, partners).await;
+        let option = &self.extension;
+        self.returns
+            .go_on(database, ingress, partners, option)
+            .await;
     }
 
     /// Ends the faults of the provider, lets all endpoints respond 200, and sets the URL of the
@@ -249,13 +255,16 @@ impl World {
         } else {
             self.victims.orphans().await?
         };
+        let ledger = self.stack.ledger().await?;
         Ok(Evidence {
             orphans: orphans.into_iter().collect(),
             losses,
             provider: self.provider,
             asked,
             arrivals,
-            ledger: self.stack.ledger().await?.orders,
+            ledger: ledger.orders,
+            extended: ledger.extensions,
+            extensions: self.stack.extensions().await?,
             sold: self.sold().await?,
             began: self.began,
             detects_duplicates: self.detects_duplicates,

@@ -40,15 +40,15 @@ struct Row {
 }
 
 /// A delivered unit.
-struct Unit {
-    topup: TopupId,
-    partner: PartnerId,
-    placement: PlacementId,
+pub struct Unit {
+    pub topup: TopupId,
+    pub partner: PartnerId,
+    pub placement: PlacementId,
 }
 
 impl Bench {
     /// Buys one unit of an option and waits for its profile.
-    async fn delivered(&self, provider: &str, option: &str) -> Unit {
+    pub async fn delivered(&self, provider: &str, option: &str) -> Unit {
         let placement = self.accept_at(provider, &[option]).await;
         self.ready(placement).await;
         let (topup, partner): (String, uuid::Uuid) = sqlx::query_as(
@@ -120,7 +120,7 @@ impl Bench {
     }
 }
 
-async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
+pub async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
     Bench::start(|config| {
         config.providers = ["sandbox", "esim-access", "airalo", "usimsa", "zendit"]
             .map(str::to_owned)

@@ -27,6 +27,7 @@ mod answers;
 mod breaker;
 mod callbacks;
 mod catalogues;
+mod extended;
 mod extensions;
 mod fields;
 mod hostile;

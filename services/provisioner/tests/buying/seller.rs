@@ -115,6 +115,12 @@ impl Seller {
         )
     }
 
+    /// How often something was added to eSIMs.
+    pub async fn extended(&self) -> usize {
+        let ledger = self.ledger("").await;
+        ledger["extensions"].as_array().map_or(0, Vec::len)
+    }
+
     /// How many units of a placement were given back.
     pub async fn canceled(&self, placement: PlacementId) -> u64 {
         let ledger = self.ledger(&format!("?order_id={placement}")).await;
