@@ -155,8 +155,8 @@ pub(super) struct Seen {
 }
 
 /// Whether an eSIM differs from the baseline by exactly what the package adds: at least one part
-/// has grown by that, and no part has become anything else. What a package adds to a part may be
-/// unknown; then the part must not have changed.
+/// has grown by that, and no part has become anything else, or unknown. What a package adds to a
+/// part may be unknown; then the part must not have changed.
 pub(super) fn is_extended(baseline: &Baseline, seen: Seen) -> bool {
     let adds_days = baseline.adds_days;
     let adds_time = adds_days.map(|days| Duration::days(days.into()));
@@ -186,7 +186,7 @@ pub(super) fn is_extended(baseline: &Baseline, seen: Seen) -> bool {
 /// What became of one part of an eSIM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It is as before, or is not known.
+    /// It is as before, or was not known before.
     AsBefore,
     /// It has grown by what the package adds.
     Grown,
@@ -200,9 +200,10 @@ impl Part {
         adds: Option<A>,
         add: fn(T, A) -> Option<T>,
     ) -> Self {
-        let (Some(before), Some(now)) = (before, now) else {
+        let Some(before) = before else {
             return Self::AsBefore;
         };
+        let Some(now) = now else { return Self::Other };
         match adds.and_then(|adds| add(before, adds)) {
             Some(grown) if grown == now && before != now => Self::Grown,
             Some(grown) if grown == now => Self::AsBefore,
@@ -247,24 +248,32 @@ mod tests {
         let after = datetime!(2026-12-08 10:00 UTC);
         for (data, days, end, is_it) in [
             (Some(6 * GB), Some(37), Some(after), true),
-            (Some(6 * GB), Some(37), None, true),
-            (Some(6 * GB), None, None, true),
-            (None, None, Some(after), true),
+            (Some(6 * GB), Some(37), None, false),
+            (Some(6 * GB), None, Some(after), false),
+            (None, Some(37), Some(after), false),
             (Some(5 * GB), Some(30), Some(before), false),
-            (Some(7 * GB), Some(44), None, false),
-            (Some(6 * GB), Some(44), None, false),
+            (Some(7 * GB), Some(44), Some(after), false),
+            (Some(6 * GB), Some(44), Some(after), false),
             (Some(6 * GB), Some(37), Some(before), false),
-            (Some(6 * GB), Some(30), None, false),
-            (Some(5 * GB), Some(37), None, false),
-            (Some(6 * GB - 1), Some(37), None, false),
-            (Some(u64::MAX), Some(37), None, false),
-            (Some(0), None, None, false),
-            (None, None, Some(datetime!(2026-12-08 10:00:01 UTC)), false),
+            (Some(6 * GB), Some(30), Some(before), false),
+            (Some(5 * GB), Some(37), Some(after), false),
+            (Some(6 * GB - 1), Some(37), Some(after), false),
+            (Some(u64::MAX), Some(37), Some(after), false),
+            (Some(0), Some(0), Some(after), false),
             (None, None, None, false),
         ] {
             let seen = seen(data, days, end);
             assert_eq!(is_extended(&baseline(), seen), is_it, "{seen:?}");
         }
+        // A provider that shows only the end.
+        let only_end = Baseline {
+            data_total: None,
+            days_total: None,
+            ..baseline()
+        };
+        assert!(is_extended(&only_end, seen(None, None, Some(after))));
+        let later = datetime!(2026-12-08 10:00:01 UTC);
+        assert!(!is_extended(&only_end, seen(None, None, Some(later))));
     }
 
     #[test]
@@ -272,6 +281,7 @@ mod tests {
         let grown = seen(Some(6 * GB), Some(37), None);
         let only_days = Baseline {
             adds_data: None,
+            ends_at: None,
             ..baseline()
         };
         assert!(!is_extended(&only_days, grown));
@@ -279,6 +289,7 @@ mod tests {
         let nothing = Baseline {
             adds_data: Some(0),
             adds_days: Some(0),
+            ends_at: None,
             ..baseline()
         };
         assert!(!is_extended(&nothing, seen(Some(5 * GB), Some(30), None)));

@@ -5,14 +5,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
-use domain::{Iccid, PlacementId};
+use domain::{Iccid, PlacementId, extension::Baseline};
 use provisioner::providers::{
-    BadCallback, Custody, DeliveredEsim, GiveBackResponse, Hint, Provider, ProviderId,
-    PurchaseResponse,
+    AddedExtension, BadCallback, BeforeExtension, Custody, DeliveredEsim, ExtendResponse,
+    Extension, ExtensionSeen, GiveBackResponse, Hint, Provider, ProviderId, PurchaseResponse,
 };
+use runtime::clock::Moment;
 use serde_json::{Value, json};
+use time::macros::datetime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -26,6 +29,10 @@ enum Operation {
     Search,
     Status,
     GiveBack,
+    Offers,
+    BeforeExtension,
+    Extend,
+    FindExtension,
     Balance,
     Callback,
 }
@@ -183,6 +190,141 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// The responses of eSIM Access about extensions.
+fn top_ups_of_esim_access() -> Vec<Case> {
+    use Operation::{BeforeExtension, Extend, FindExtension, Offers};
+    let done = |result: Value| json!({ "success": true, "errorCode": "0", "errorMsg": null, "obj": result });
+    // It answers both calls of a look before: the one for the eSIM, and the one for the list.
+    let both = done(json!({
+        "esimList": [{
+            "esimTranNo": "25", "esimStatus": "IN_USE", "smdpStatus": "ENABLED", "totalVolume": 5,
+            "orderUsage": 2, "totalDuration": 30, "durationUnit": "DAY",
+            "expiredTime": "2027-01-31T08:10:19Z",
+            "packageList": [{ "packageCode": "P", "esimTranNo": "26", "transactionId": "T" }],
+        }],
+        "packageList": [{
+            "packageCode": "P", "slug": "S", "name": "1 GB", "price": 15_000, "currencyCode": "USD",
+            "volume": 1024, "dataType": 1, "duration": 7, "durationUnit": "DAY",
+        }],
+    }));
+    let topped_up = done(json!({
+        "transactionId": OURS, "iccid": "8982123456789012345", "totalVolume": 6, "totalDuration": 37,
+        "orderUsage": 2, "topUpEsimTranNo": "27",
+    }));
+    let grown = done(json!({ "esimList": [{
+        "esimTranNo": "25", "totalVolume": 6, "totalDuration": 37, "durationUnit": "DAY",
+        "packageList": [{ "packageCode": "P" }],
+    }] }));
+    let named = done(json!({ "esimList": [{
+        "esimTranNo": "25", "packageList": [{ "transactionId": OURS }],
+    }] }));
+    let refused =
+        json!({ "success": false, "errorCode": "310242", "errorMsg": "no such plan", "obj": null });
+    vec![
+        case("esim-access", "offers", Offers, both.clone()),
+        case("esim-access", "before extension", BeforeExtension, both),
+        case("esim-access", "extension", Extend, topped_up),
+        case("esim-access", "refused extension", Extend, refused),
+        case(
+            "esim-access",
+            "extension by difference",
+            FindExtension,
+            grown,
+        ),
+        case("esim-access", "extension by our id", FindExtension, named),
+    ]
+}
+
+/// Those of Airalo and Zendit.
+fn extensions_of_airalo_and_zendit() -> Vec<Case> {
+    use Operation::{BeforeExtension, Extend, FindExtension, Offers};
+    let listed = json!({
+        "pricing": { "model": "discount_pricing", "discount_percentage": 20 },
+        "data": [{
+            "id": "P", "type": "topup", "price": 4.5, "net_price": null, "amount": 1024, "day": 7,
+            "is_unlimited": false, "title": "1 GB",
+        }],
+    });
+    let top_up = json!({ "data": {
+        "id": 7, "type": "topup", "package_id": "P", "quantity": "1", "description": OURS,
+        "status": { "slug": "completed" },
+    } });
+    let orders = json!({ "data": [top_up["data"]] });
+    let unprocessable = |name, operation| Case {
+        status: "422 X",
+        ..case(
+            "airalo",
+            name,
+            operation,
+            json!({ "code": 73, "reason": "recycled" }),
+        )
+    };
+
+    let offer = json!({
+        "offerId": "P", "enabled": true, "priceType": "FIXED", "dataGB": 1, "dataUnlimited": false,
+        "durationDays": 7, "cost": { "currencyDivisor": 100, "fixed": 300, "fee": 25 },
+    });
+    let accepted = json!({ "status": "ACCEPTED", "transactionId": OURS });
+    let plan = json!({
+        "transactionId": OURS, "status": "DONE", "offerId": "P",
+        "confirmation": { "iccid": "8982123456789012345" }, "refund": { "status": "FAILED" },
+    });
+    let other = json!({
+        "transactionId": OURS, "status": "DONE", "offerId": "P", "createdAt": "2026-12-31T10:00:00Z",
+        "confirmation": {
+            "iccid": "891000000000009125", "smdpAddress": "smdp.example.com", "activationCode": "AB-12",
+        },
+    });
+    vec![
+        case("airalo", "offers", Offers, listed.clone()),
+        case("airalo", "before extension", BeforeExtension, listed),
+        unprocessable("recycled", BeforeExtension),
+        case("airalo", "extension", Extend, top_up),
+        unprocessable("refused extension", Extend),
+        case("airalo", "extension by our id", FindExtension, orders),
+        case("zendit", "before extension", BeforeExtension, offer),
+        case("zendit", "extension", Extend, accepted),
+        case("zendit", "extension by our id", FindExtension, plan),
+        case("zendit", "another eSIM", FindExtension, other),
+    ]
+}
+
+/// Those of USIMSA and the sandbox.
+fn extensions_of_usimsa() -> Vec<Case> {
+    use Operation::{BeforeExtension, Extend, FindExtension, Offers};
+    let extended = json!({ "code": "0000", "message": null, "expiredDate": "2027-01-31" });
+    let instead = json!({
+        "code": "0000", "message": null, "topupId": "26", "iccid": "891000000000009125",
+        "smdp": "smdp.example.com", "activateCode": "A1-B2", "expiredDate": "2027-01-31",
+    });
+    let topup = json!({
+        "code": "0000", "message": null,
+        "topup": { "topupId": "25", "expireTime": "2027-01-08 10:00:00", "usage": "1.5GB" },
+    });
+    let usage = json!({ "code": "0000", "message": null, "usage": {
+        "topupId": "25", "installed": true, "canceled": false, "usedBytes": 2, "totalBytes": 5,
+        "endsAt": "2099-12-31T00:00:00Z",
+    } });
+    let shown = json!({
+        "code": "0000", "message": null, "extensionId": OURS, "topupId": "25", "optionId": "P",
+        "status": "READY",
+    });
+    let offers = json!({ "code": "0000", "message": null, "extensions": [{
+        "optionId": "P", "name": "1 GB", "bytes": 1024, "days": 7,
+    }] });
+    let absent = json!({ "code": "9002", "message": "not found" });
+    vec![
+        case("usimsa", "before extension", BeforeExtension, topup.clone()),
+        case("usimsa", "extension", Extend, extended),
+        case("usimsa", "another eSIM", Extend, instead),
+        case("usimsa", "extension by difference", FindExtension, topup),
+        case("sandbox", "offers", Offers, offers),
+        case("sandbox", "before extension", BeforeExtension, usage),
+        case("sandbox", "extension by our id", FindExtension, shown),
+        case("sandbox", "no extension", FindExtension, absent),
+    ]
+}
+
 /// The values; `None` leaves the field out.
 fn hostile() -> Vec<Option<Value>> {
     let long = "A".repeat(10_000);
@@ -326,6 +468,10 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             }
             Err(error) => trouble(&error),
         },
+        Operation::Offers
+        | Operation::BeforeExtension
+        | Operation::Extend
+        | Operation::FindExtension => extended(provider, operation, &esim).await,
         Operation::Balance => match provider.balance().await {
             Ok(balance) => {
                 assert!(balance.amount.is_finite());
@@ -348,6 +494,92 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
     }
 }
 
+/// What a response about an extension leads to.
+async fn extended(provider: &dyn Provider, operation: Operation, esim: &DeliveredEsim) -> String {
+    let extension = Extension {
+        id: OURS.parse().unwrap(),
+        esim: esim.clone(),
+        provider_option_id: "P".to_owned(),
+        send_by: Moment::now() + Duration::from_mins(1),
+    };
+    let is_line = |said: &str| {
+        assert!(
+            said.len() <= LONGEST && !said.contains(is_hidden),
+            "{said:?}"
+        );
+    };
+    let refused = |status: &str, message: &str| {
+        is_line(status);
+        is_line(message);
+        "refused".to_owned()
+    };
+    let told = |added: &AddedExtension| {
+        let another = if added.profile.is_some() {
+            ", another eSIM"
+        } else {
+            ""
+        };
+        format!("added{another}")
+    };
+    match operation {
+        Operation::Offers => match provider.offers(esim).await {
+            Ok(offers) => {
+                let offers = offers.unwrap();
+                for offer in &offers {
+                    is_line(&offer.name);
+                }
+                let known = offers.first().map(|one| {
+                    let data = one.data.is_some();
+                    let days = one.days.is_some();
+                    let cost = one.cost.is_some();
+                    format!("an offer data:{data} days:{days} cost:{cost}")
+                });
+                known.unwrap_or_else(|| "no offer".to_owned())
+            }
+            Err(error) => trouble(&error),
+        },
+        Operation::BeforeExtension => match provider.before_extension(&extension).await {
+            Ok(BeforeExtension::Possible(baseline)) => {
+                let parts = [
+                    ("total", baseline.data_total.is_some()),
+                    ("days", baseline.days_total.is_some()),
+                    ("ends", baseline.ends_at.is_some()),
+                    ("adds-data", baseline.adds_data.is_some()),
+                    ("adds-days", baseline.adds_days.is_some()),
+                ];
+                let known = parts.into_iter().filter(|(_, is_known)| *is_known);
+                let known: Vec<&str> = known.map(|(name, _)| name).collect();
+                format!("possible {}", known.join(" "))
+            }
+            Ok(BeforeExtension::Refused(reason)) => refused("", &reason),
+            Err(error) => trouble(&error),
+        },
+        Operation::Extend => match provider.extend(&extension).await {
+            Ok(ExtendResponse::Added(added)) => told(&added),
+            Ok(ExtendResponse::Refused { message, .. }) => refused("", &message),
+            Err(error) => trouble(&error),
+        },
+        _ => {
+            // USIMSA, which has no catalogue, shows only the end.
+            let shows_data = provider.capabilities().catalogue;
+            let baseline = Baseline {
+                data_total: shows_data.then_some(5),
+                days_total: shows_data.then_some(30),
+                ends_at: Some(datetime!(2027-01-01 10:00 UTC)),
+                packages: Vec::new(),
+                adds_data: Some(1),
+                adds_days: Some(7),
+            };
+            match provider.find_extension(&extension, &baseline).await {
+                Ok(ExtensionSeen::Added(added)) => told(&added),
+                Ok(ExtensionSeen::NotAdded) => "not added".to_owned(),
+                Ok(ExtensionSeen::Refused { message, .. }) => refused("", &message),
+                Err(error) => trouble(&error),
+            }
+        }
+    }
+}
+
 fn is_hidden(character: char) -> bool {
     character.is_control() || character == '\u{202e}'
 }
@@ -355,7 +587,13 @@ fn is_hidden(character: char) -> bool {
 #[tokio::test]
 async fn no_field_is_taken_for_what_it_is_not() {
     let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for case in cases().into_iter().chain(of_zendit()) {
+    let of_extensions = [
+        top_ups_of_esim_access(),
+        extensions_of_airalo_and_zendit(),
+        extensions_of_usimsa(),
+    ];
+    let all = cases().into_iter().chain(of_zendit());
+    for case in all.chain(of_extensions.into_iter().flatten()) {
         let (url, response) = replaying().await;
         let account = || connect(case.provider, &url);
         let kept = account();

@@ -208,7 +208,12 @@ impl EsimAccess {
         baseline: &Baseline,
     ) -> Result<ExtensionSeen, Trouble> {
         let esim = self.one(&extension.esim).await?;
-        if esim.has_package_of(extension.id) || is_extended(baseline, esim.seen()) {
+        // The end means something else before the first use, so it is not compared.
+        let compared = Baseline {
+            ends_at: None,
+            ..baseline.clone()
+        };
+        if esim.has_package_of(extension.id) || is_extended(&compared, esim.seen()) {
             return Ok(ExtensionSeen::Added(AddedExtension::default()));
         }
         Ok(ExtensionSeen::NotAdded)

@@ -48,7 +48,21 @@ pub(super) fn of_extension(dialect: Dialect, code: &str) -> Outcome {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Topup {
+    /// A text, or a number.
+    #[serde(rename = "topupId", default)]
+    unit_id: Value,
     expire_time: Option<String>,
+}
+
+impl Topup {
+    fn is(&self, esim: &DeliveredEsim) -> bool {
+        let named = match &self.unit_id {
+            Value::Null => return true,
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        named == esim.unit_id.as_str()
+    }
 }
 
 /// An extension of the sandbox.
@@ -100,6 +114,9 @@ impl Usimsa {
                 let topup = part(&reply.rest, "topup");
                 let topup = topup.ok_or_else(|| Trouble::unreadable("it has no topup"))?;
                 let topup: Topup = parse_part(topup)?;
+                if !topup.is(esim) {
+                    return Err(Trouble::not_understood("the response is another eSIM"));
+                }
                 Ok(Look::Shown(Seen {
                     ends_at: topup.expire_time.as_deref().and_then(moment),
                     ..Seen::default()
@@ -243,7 +260,11 @@ pub(super) fn added(
         Some(_) => return Err(Trouble::unreadable("iccid")),
     };
     let Some(named) = named else {
-        return Ok(AddedExtension::default());
+        return if part(reply, "activateCode").is_some() {
+            Err(Trouble::unreadable("it has a profile without an ICCID"))
+        } else {
+            Ok(AddedExtension::default())
+        };
     };
     let iccid = Iccid::parse(named).map_err(|_| Trouble::unreadable("iccid"))?;
     if iccid == esim.iccid {

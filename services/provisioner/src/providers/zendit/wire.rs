@@ -239,6 +239,10 @@ impl Purchased {
         }
         let confirmation = self.confirmation.as_ref();
         let named = confirmation.and_then(|one| filled(one.iccid.as_ref()));
+        let code = confirmation.and_then(|one| filled(one.activation_code.as_ref()));
+        if named.is_none() && code.is_some() {
+            return Err(Trouble::unreadable("the ICCID of a profile"));
+        }
         let is_it = |named: &str| Iccid::parse(named).is_ok_and(|named| named == *iccid);
         if named.is_none_or(is_it) {
             return Ok(ExtensionSeen::Added(AddedExtension::default()));
