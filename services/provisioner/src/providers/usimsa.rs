@@ -25,10 +25,11 @@ use reqwest::{
     header::{HeaderMap, HeaderName, HeaderValue},
 };
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
+use self::extend::WholeReply;
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
     extension::{
@@ -188,9 +189,6 @@ struct Reply {
     device: Option<Value>,
     #[serde(rename = "installCount")]
     install_count: Option<Value>,
-    /// What the calls about extensions say.
-    #[serde(flatten)]
-    rest: Map<String, Value>,
 }
 
 /// The data that an eSIM of USIMSA has used.
@@ -278,20 +276,26 @@ impl Usimsa {
         json: Option<&Value>,
         headers: HeaderMap,
     ) -> Result<Reply, Trouble> {
-        let (status, body) = self
-            .http
+        let (status, body) = self.exchange(method, path, route, json, headers).await?;
+        Reply::read(status, &body)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        json: Option<&Value>,
+        headers: HeaderMap,
+    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
+        self.http
             .call(Call {
                 method,
                 headers,
                 body: json.map(CallBody::json).transpose()?,
                 ..Call::get(path, route)
             })
-            .await?;
-        match parse::<Reply>(&body) {
-            Ok(reply) => Ok(Reply { status, ..reply }),
-            Err(trouble) if status.is_success() => Err(trouble),
-            Err(_) => Err(Trouble::not_understood(format!("HTTP {}", status.as_u16()))),
-        }
+            .await
     }
 }
 
@@ -366,6 +370,14 @@ fn form(id: &str) -> String {
 }
 
 impl Reply {
+    fn read(status: StatusCode, body: &[u8]) -> Result<Self, Trouble> {
+        match parse::<Self>(body) {
+            Ok(reply) => Ok(Self { status, ..reply }),
+            Err(trouble) if status.is_success() => Err(trouble),
+            Err(_) => Err(Trouble::not_understood(format!("HTTP {}", status.as_u16()))),
+        }
+    }
+
     fn is_success(&self) -> bool {
         self.status.is_success()
     }
@@ -638,12 +650,12 @@ impl Adapter for Usimsa {
         if self.dialect == Dialect::Sandbox {
             request["extensionId"] = json!(extension.id);
         }
-        let reply = self
-            .call(Method::POST, EXTEND, EXTEND, Some(&request))
+        let WholeReply { reply, all } = self
+            .call_whole(Method::POST, EXTEND, EXTEND, Some(&request))
             .await?;
         match extend::of_extension(self.dialect, &reply.code) {
             Outcome::Done if reply.is_success() => {
-                extend::added(&extension.esim, &reply.rest).map(ExtendResponse::Added)
+                extend::added(&extension.esim, &all).map(ExtendResponse::Added)
             }
             Outcome::Rejected => Ok(ExtendResponse::Refused {
                 message: one_line(&reply.message.unwrap_or_default()),

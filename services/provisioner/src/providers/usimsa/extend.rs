@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Dialect, Outcome, Product, TOPUP, TOPUP_PATH, USAGE, Usage, Usimsa, of_unit, state,
+    Dialect, Outcome, Product, Reply, TOPUP, TOPUP_PATH, USAGE, Usage, Usimsa, of_unit, state,
     unknown_code,
 };
 use crate::providers::{
@@ -24,7 +24,7 @@ use crate::providers::{
         AddedExtension, BeforeExtension, Extension, ExtensionOffer, ExtensionSeen, Seen,
         is_extended, under_way,
     },
-    http::parse_part,
+    http::{parse, parse_part},
     provider::{DeliveredEsim, ProviderUnitState, Trouble},
     text::{ProviderId, moment, one_line},
 };
@@ -85,6 +85,13 @@ struct SandboxOffer {
     days: u32,
 }
 
+/// A response with all of its fields. Those of purchases are read only as far as they are needed,
+/// so that nothing in another field makes a purchase unreadable.
+pub(super) struct WholeReply {
+    pub(super) reply: Reply,
+    pub(super) all: Map<String, Value>,
+}
+
 /// What a look at an eSIM shows.
 enum Look {
     Shown(Seen),
@@ -95,23 +102,41 @@ enum Look {
 }
 
 impl Usimsa {
+    pub(super) async fn call_whole(
+        &self,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        json: Option<&Value>,
+    ) -> Result<WholeReply, Trouble> {
+        let headers = self.signed(&method, path)?;
+        let (status, body) = self.exchange(method, path, route, json, headers).await?;
+        Ok(WholeReply {
+            reply: Reply::read(status, &body)?,
+            all: parse(&body)?,
+        })
+    }
+
     /// Looks at an eSIM. Clients differ in where they write its id: in the path, or in a body that
     /// is not signed. If the first is not understood, the second is tried.
     async fn look_at(&self, esim: &DeliveredEsim) -> Result<Look, Trouble> {
         let path = of_unit(TOPUP_PATH, esim)?;
-        let reply = self.call(Method::GET, &path, TOPUP_PATH, None).await?;
-        let reply = if reply.code == "9998" {
+        let whole = self
+            .call_whole(Method::GET, &path, TOPUP_PATH, None)
+            .await?;
+        let WholeReply { reply, all } = if whole.reply.code == "9998" {
             // This call comes in addition to the one that has its turn.
             self.http.turn().await;
             let body = json!({ "topupId": esim.unit_id.as_str() });
-            self.call(Method::GET, TOPUP, TOPUP, Some(&body)).await?
+            self.call_whole(Method::GET, TOPUP, TOPUP, Some(&body))
+                .await?
         } else {
-            reply
+            whole
         };
         let gone = || one_line(reply.message.as_deref().unwrap_or_default());
         match reply.code.as_str() {
             "0000" if reply.is_success() => {
-                let topup = part(&reply.rest, "topup");
+                let topup = part(&all, "topup");
                 let topup = topup.ok_or_else(|| Trouble::unreadable("it has no topup"))?;
                 let topup: Topup = parse_part(topup)?;
                 if !topup.is(esim) {
@@ -196,17 +221,18 @@ impl Usimsa {
         extension: &Extension,
     ) -> Result<ExtensionSeen, Trouble> {
         let path = EXTENSION.replace("{extensionId}", &extension.id.to_string());
-        let reply = self.call(Method::GET, &path, EXTENSION, None).await?;
+        let WholeReply { reply, all } =
+            self.call_whole(Method::GET, &path, EXTENSION, None).await?;
         match reply.code.as_str() {
             "0000" if reply.is_success() => {
-                let shown: SandboxExtension = parse_part(&Value::Object(reply.rest.clone()))?;
+                let shown: SandboxExtension = parse_part(&Value::Object(all.clone()))?;
                 if shown.extension_id != extension.id.to_string()
                     || shown.unit_id != extension.esim.unit_id.as_str()
                 {
                     return Err(Trouble::not_understood("the response is another extension"));
                 }
                 match shown.status.as_str() {
-                    "READY" => added(&extension.esim, &reply.rest).map(ExtensionSeen::Added),
+                    "READY" => added(&extension.esim, &all).map(ExtensionSeen::Added),
                     "PENDING" => Err(under_way("PENDING")),
                     _ => Err(Trouble::unreadable("the status of the extension")),
                 }
@@ -221,8 +247,10 @@ impl Usimsa {
         esim: &DeliveredEsim,
     ) -> Result<Vec<ExtensionOffer>, Trouble> {
         let path = of_unit(EXTENSIONS, esim)?;
-        let reply = self.call(Method::GET, &path, EXTENSIONS, None).await?;
-        let listed = match (reply.code.as_str(), reply.rest.get("extensions")) {
+        let WholeReply { reply, all } = self
+            .call_whole(Method::GET, &path, EXTENSIONS, None)
+            .await?;
+        let listed = match (reply.code.as_str(), all.get("extensions")) {
             ("0000", Some(listed)) if reply.is_success() => listed,
             _ => return Err(unknown_code(&reply)),
         };
