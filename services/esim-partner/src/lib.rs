@@ -258,20 +258,7 @@ enum AccountCommand {
     },
     /// Find topups by their ICCID, or walk what has become of them
     #[command(after_help = TOPUPS_EXAMPLES)]
-    Topups {
-        /// The ICCID of the eSIM, or its last six digits
-        #[arg(long, conflicts_with_all = ["updated_since", "updated_until", "cursor"])]
-        iccid: Option<String>,
-        /// What became ready, failed, was extended or given back after this time
-        #[arg(long, value_name = "TIME", required_unless_present_any = ["iccid", "cursor"])]
-        updated_since: Option<String>,
-        /// Only what happened until this time
-        #[arg(long, value_name = "TIME")]
-        updated_until: Option<String>,
-        /// The `next_cursor` of the page before
-        #[arg(long)]
-        cursor: Option<String>,
-    },
+    Topups(Topups),
     /// Show whether an eSIM is installed, and how much of its data is used
     #[command(after_help = USAGE_EXAMPLES)]
     Usage {
@@ -321,6 +308,23 @@ enum AccountCommand {
     /// stale and must be refused. Each fault is printed with its remedy.
     #[command(after_help = CERTIFY_EXAMPLES)]
     Certify(certify::Certify),
+}
+
+/// Which topups are listed.
+#[derive(Args, Clone, Debug)]
+struct Topups {
+    /// The ICCID of the eSIM, or its last six digits
+    #[arg(long, conflicts_with_all = ["updated_since", "updated_until", "cursor"])]
+    iccid: Option<String>,
+    /// What became ready, failed, was extended or given back after this time
+    #[arg(long, value_name = "TIME", required_unless_present_any = ["iccid", "cursor"])]
+    updated_since: Option<String>,
+    /// Only what happened until this time
+    #[arg(long, value_name = "TIME")]
+    updated_until: Option<String>,
+    /// The `next_cursor` of the page before
+    #[arg(long)]
+    cursor: Option<String>,
 }
 
 /// Which options are listed.
@@ -408,6 +412,24 @@ pub fn run(config: &Config) -> ExitCode {
     }
 }
 
+impl Topups {
+    fn query(&self) -> String {
+        query_of(&[
+            ("iccid", self.iccid.as_deref()),
+            ("updated_since", self.updated_since.as_deref()),
+            ("updated_until", self.updated_until.as_deref()),
+            ("cursor", self.cursor.as_deref()),
+        ])
+    }
+}
+
+/// The parameters that are given, as a query.
+fn query_of(parameters: &[(&str, Option<&str>)]) -> String {
+    let given = parameters.iter();
+    let written = given.filter_map(|(name, value)| Some(format!("{name}={}", encoded((*value)?))));
+    written.collect::<Vec<_>>().join("&")
+}
+
 /// Carries the command out. `false` means that it failed and has printed why; an error still has to
 /// be printed.
 #[tokio::main(flavor = "current_thread")]
@@ -459,30 +481,13 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Keys(keys) => keys.run(&account).await?,
         AccountCommand::Orders(Orders::List { state, cursor }) => {
             let state = state.as_ref().map(Stored::as_str);
-            let given = [("state", state), ("cursor", cursor.as_deref())];
-            let query = given.map(|(name, value)| Some(format!("{name}={}", encoded(value?))));
-            let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
+            let query = query_of(&[("state", state), ("cursor", cursor.as_deref())]);
             account.send("GET", "/orders", &query, None).await?
         }
-        AccountCommand::Topups {
-            iccid,
-            updated_since,
-            updated_until,
-            cursor,
-        } => {
-            let given = [
-                ("iccid", iccid),
-                ("updated_since", updated_since),
-                ("updated_until", updated_until),
-                ("cursor", cursor),
-            ];
-            let named = |(name, value): (&str, &Option<String>)| {
-                let value = value.as_deref()?;
-                Some(format!("{name}={}", encoded(value)))
-            };
-            let query = given.into_iter().filter_map(named);
-            let query = query.collect::<Vec<_>>().join("&");
-            account.send("GET", "/topups", &query, None).await?
+        AccountCommand::Topups(topups) => {
+            account
+                .send("GET", "/topups", &topups.query(), None)
+                .await?
         }
         AccountCommand::Usage { topup_id } => {
             let path = format!("/topups/{topup_id}/usage");
@@ -497,13 +502,14 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             topup_id,
             external_id,
             option_id,
-        } => match external_id.as_deref().zip(option_id.as_deref()) {
-            Some((id, option)) => order::extend(&account, topup_id, id, option).await?,
-            None => {
+        } => {
+            if let Some((id, option)) = external_id.as_deref().zip(option_id.as_deref()) {
+                order::extend(&account, topup_id, id, option).await?
+            } else {
                 let path = format!("/topups/{topup_id}/extensions");
                 account.send("GET", &path, "", None).await?
             }
-        },
+        }
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options(options) => {

@@ -76,7 +76,7 @@ impl Bench {
         EsimChange {
             state: state.parse().unwrap(),
             attempt: attempt.try_into().unwrap(),
-            not_returned,
+            not_done: not_returned,
         }
     }
 
@@ -220,7 +220,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
             let start = EsimChange {
                 state,
                 attempt: ATTEMPT,
-                not_returned,
+                not_done: not_returned,
             };
             for event in events.clone() {
                 bench.put(&topup, start).await;
