@@ -32,7 +32,7 @@ use sqlx::PgConnection;
 pub use self::orders::first_id;
 pub use self::{
     account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
-    changes::{ChangePage, ChangePosition, ChangedUnit, Changes, TopupChange, changes},
+    changes::{ChangePage, ChangePosition, ChangedUnit, TopupChange, TopupChanges, changes},
     deliveries::{
         DeliveryPage, FurtherDelivery, SentAgain, UnitDelivery, attempts, deliveries, delivery,
         send_again,

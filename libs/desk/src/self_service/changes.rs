@@ -86,7 +86,7 @@ pub struct ChangedUnit {
 }
 
 #[derive(Clone, Debug)]
-pub struct Changes {
+pub struct TopupChanges {
     pub changes: Vec<ChangedUnit>,
     /// Where the next page begins; `None` after the last one.
     pub next: Option<ChangePosition>,
@@ -100,7 +100,7 @@ pub async fn changes(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &ChangePage,
-) -> Result<Unflushed<Changes>> {
+) -> Result<Unflushed<TopupChanges>> {
     let until = sqlx::query_scalar!(
         r#"SELECT least(now() - make_interval(secs => $1), $2) AS "until!""#,
         COMMIT_LAG,
@@ -152,7 +152,7 @@ pub async fn changes(
             unit: unit.clone(),
         })
     });
-    Ok(Unflushed::of(Changes {
+    Ok(Unflushed::of(TopupChanges {
         changes: changed.collect(),
         next,
         complete_until,

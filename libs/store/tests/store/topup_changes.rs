@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use desk::self_service::{self, ChangePage, ChangePosition, Changes, TopupChange};
+use desk::self_service::{self, ChangePage, ChangePosition, TopupChanges, TopupChange};
 use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
 use time::OffsetDateTime;
@@ -28,7 +28,7 @@ impl Bench {
                 until: None,
                 limit,
             };
-            let Changes {
+            let TopupChanges {
                 changes,
                 next,
                 complete_until,
@@ -46,7 +46,7 @@ impl Bench {
         }
     }
 
-    async fn page(&self, partner: PartnerId, page: &ChangePage) -> Changes {
+    async fn page(&self, partner: PartnerId, page: &ChangePage) -> TopupChanges {
         let mut connection = self.as_role("ingress").await;
         let found = self_service::changes(&mut connection, partner, page).await;
         found.told(&mut connection).await
@@ -83,7 +83,7 @@ impl Bench {
     }
 }
 
-/// Changes of one time come in the order of the ids.
+/// TopupChanges of one time come in the order of the ids.
 fn all(order: &NewOrder, change: TopupChange) -> Vec<(TopupId, TopupChange)> {
     let mut ids = topups(order);
     ids.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));

@@ -7,8 +7,8 @@
 //! Guarantees: a repeat never buys anything that an order which stands has bought already. It is
 //! answered only when that order can no longer be refused, and after it is on disk. It is compared
 //! with the units that are stored, so it is answered only if it asks for the same units in the same
-//! order, with the same metadata unless that is erased; this holds for orders of every age. Without the header a request is read, stored and
-//! answered as if this module did not exist.
+//! order, with the same metadata unless that is erased; this holds for orders of every age. Without
+//! the header a request is read, stored and answered as if this module did not exist.
 //!
 //! [`super::create`] reads the header and writes the response. [`super::accept`] finds out what
 //! became of the earlier order.
