@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use desk::self_service::{self, ChangePage, ChangePosition, TopupChanges, TopupChange};
+use desk::self_service::{self, ChangePage, ChangePosition, TopupChange, TopupChanges};
 use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
 use time::OffsetDateTime;
