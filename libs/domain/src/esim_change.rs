@@ -17,8 +17,8 @@
 //! ```
 //!
 //! `refused` tells the partner that the eSIM is as it was, and `done` that it has changed, and that
-//! its price comes back or is to be paid. Both must be true at the provider, now and later. So three
-//! rules hold:
+//! its price comes back or is to be paid. Both must be true at the provider, now and later. So
+//! three rules hold:
 //!
 //! - The attempt is recorded before the call. While it is `sending`, the call may still be carried
 //!   out, so a look that finds the eSIM as it was does not refuse the change.

@@ -7,9 +7,9 @@
 //! one that is not among them is news. A milestone that follows from a later one is reached with it
 //! and not told: of an eSIM that is used up nobody has to hear that three quarters are.
 //!
-//! An eSIM that was extended has a new [`Plan`], which reaches most milestones again. It is known by
-//! what the provider says, and not by the extension, because providers count with a delay of hours,
-//! in which an extended eSIM still looks used up.
+//! An eSIM that was extended has a new [`EsimPlan`], which reaches most milestones again. It is known
+//! by what the provider says, and not by the extension, because providers count with a delay of
+//! hours, in which an extended eSIM still looks used up.
 
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime, serde::rfc3339};
@@ -42,7 +42,7 @@ pub struct Reading {
 
 /// What is known of the plan of an eSIM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct EsimPlan {
     /// Which plan of the eSIM it is; 1 before any extension.
     pub number: u32,
     /// The most data that the provider has said of it, in bytes.
@@ -51,7 +51,7 @@ pub struct Plan {
     pub latest_end: Option<OffsetDateTime>,
 }
 
-impl Plan {
+impl EsimPlan {
     /// Of an eSIM of which nothing is known.
     pub const FIRST: Self = Self {
         number: 1,
@@ -103,7 +103,7 @@ impl Milestone {
 
     /// What tells it apart from others of its kind of the same eSIM, such as `75`, or `75 #2` with
     /// the second plan; `None` if there is no other.
-    pub fn detail(self, plan: &Plan) -> Option<String> {
+    pub fn detail(self, plan: &EsimPlan) -> Option<String> {
         let is_of_plan = !matches!(
             self.kind,
             EventKind::EsimInstalled | EventKind::EsimFirstUsed
@@ -115,7 +115,7 @@ impl Milestone {
     }
 
     /// Its name among those that an eSIM has reached, such as `esim.low_data 75`.
-    fn name(self, plan: &Plan) -> String {
+    fn name(self, plan: &EsimPlan) -> String {
         let kind = self.kind.as_str();
         match self.detail(plan) {
             Some(detail) => format!("{kind} {detail}"),
@@ -145,11 +145,11 @@ impl Reading {
         self.ends_at.is_some_and(|ends_at| ends_at <= now)
     }
 
-    /// What is news in it for an eSIM with this plan that has `reached` these milestones. `low_data`
-    /// are the percentages of used data that are told.
+    /// What is news in it for an eSIM with this plan that has `reached` these milestones.
+    /// `low_data` are the percentages of used data that are told.
     pub fn news(
         &self,
-        plan: &Plan,
+        plan: &EsimPlan,
         reached: &[String],
         low_data: &[u8],
         now: OffsetDateTime,
@@ -271,10 +271,10 @@ mod tests {
     }
 
     fn told(reading: &Reading, reached: &[String]) -> Vec<String> {
-        told_with(&Plan::FIRST, reading, reached)
+        told_with(&EsimPlan::FIRST, reading, reached)
     }
 
-    fn told_with(plan: &Plan, reading: &Reading, reached: &[String]) -> Vec<String> {
+    fn told_with(plan: &EsimPlan, reading: &Reading, reached: &[String]) -> Vec<String> {
         let news = reading.news(plan, reached, &LOW, NOW);
         let told = news.told.into_iter();
         told.map(|milestone| milestone.name(plan)).collect()
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn an_extended_esim_reaches_its_milestones_again() {
-        let first = Plan::FIRST.after(&used(1000));
+        let first = EsimPlan::FIRST.after(&used(1000));
         let reached = used(1000).news(&first, &[], &LOW, NOW).reached;
         // The provider does not count the extension yet, or says less than before.
         let late = first.after(&used(1000)).after(&Reading {
@@ -326,7 +326,9 @@ mod tests {
         assert_eq!(told(&used(750), &in_use), ["esim.low_data 75"]);
         assert_eq!(told(&used(999), &in_use), ["esim.low_data 90"]);
         assert_eq!(told(&used(1000), &in_use), ["esim.used_up"]);
-        let all = used(2000).news(&Plan::FIRST, &in_use, &LOW, NOW).reached;
+        let all = used(2000)
+            .news(&EsimPlan::FIRST, &in_use, &LOW, NOW)
+            .reached;
         assert_eq!(
             all,
             ["esim.used_up", "esim.low_data 90", "esim.low_data 75"]
@@ -340,7 +342,7 @@ mod tests {
     #[test]
     fn what_a_provider_does_not_say_is_no_news() {
         assert_eq!(
-            Reading::default().news(&Plan::FIRST, &[], &LOW, NOW),
+            Reading::default().news(&EsimPlan::FIRST, &[], &LOW, NOW),
             News::default()
         );
         let nothing_bought = Reading {
@@ -398,8 +400,8 @@ mod tests {
             let mut reached: Vec<String> = Vec::new();
             let mut all: Vec<Milestone> = Vec::new();
             for (reading, day) in readings {
-                let news = reading.news(&Plan::FIRST, &reached, &LOW, NOW + Duration::days(day));
-                prop_assert!(news.told.iter().all(|one| news.reached.contains(&one.name(&Plan::FIRST))));
+                let news = reading.news(&EsimPlan::FIRST, &reached, &LOW, NOW + Duration::days(day));
+                prop_assert!(news.told.iter().all(|one| news.reached.contains(&one.name(&EsimPlan::FIRST))));
                 reached.extend(news.reached);
                 for milestone in news.told {
                     prop_assert!(!all.contains(&milestone));

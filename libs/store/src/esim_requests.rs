@@ -2,8 +2,8 @@
 //! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
 //! provider says. Ingress writes the requests (`desk::self_service::esims`), and operators resolve
 //! parked give-backs (`desk::operator::give_backs`). A report of a provider asks for the use, too,
-//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it. What
-//! can be added to an eSIM is asked for in the same way; to add it is [`crate::extensions`].
+//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it.
+//! What can be added to an eSIM is asked for in the same way; to add it is [`crate::extensions`].
 //!
 //! Guarantees: a give-back moves by [`domain::esim_change`] only, because each statement reads the
 //! row under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
@@ -19,7 +19,7 @@ pub use domain::Reading;
 use domain::{
     EsimChangeState, Iccid, OrderId, PartnerId, TopupId,
     esim_change::{EsimChange, EsimChangeEvent},
-    esim_use::Plan,
+    esim_use::EsimPlan,
 };
 use pg::{Error, Result, Transaction, TransactionEnd, age, count, seconds, transaction, unsigned};
 use serde::{Deserialize, Serialize};
@@ -333,7 +333,7 @@ pub async fn record_reading(
             return Ok(TransactionEnd::Rollback(()));
         };
         let now = before.now;
-        let plan = Plan {
+        let plan = EsimPlan {
             number: unsigned(before.plan),
             most_data: before.most_data.and_then(|bytes| u64::try_from(bytes).ok()),
             latest_end: before.latest_end,

@@ -77,8 +77,8 @@ impl WorkKind {
     pub const LOOKUPS: [Self; 3] = [Self::LookUp, Self::Collect, Self::LookAgain];
 
     /// The kinds of requests about delivered eSIMs. Extensions come first, because a traveller
-    /// waits for them. A call about a give-back answers the question about the use, too, so it comes
-    /// before that.
+    /// waits for them. A call about a give-back answers the question about the use, too, so it
+    /// comes before that.
     pub const REQUESTS: [Self; 3] = [Self::Extend, Self::GiveBack, Self::Usage];
 
     /// What is next for a placement that nobody has put on hold.

@@ -276,8 +276,8 @@ enum AccountCommand {
     },
     /// Show what can be added to an eSIM, or add it
     ///
-    /// With an id and an option it orders the extension. While there is no answer, it sends it again
-    /// with the same id, which buys nothing twice.
+    /// With an id and an option it orders the extension. While there is no answer, it sends it
+    /// again with the same id, which buys nothing twice.
     #[command(after_help = EXTEND_EXAMPLES)]
     Extend {
         /// The topup id of 26 digits

@@ -1,5 +1,5 @@
-//! Answers what partners ask about delivered eSIMs, and gives eSIMs back. Extensions, which the same
-//! worker runs, are in [`crate::extensions`].
+//! Answers what partners ask about delivered eSIMs, and gives eSIMs back. Extensions, which the
+//! same worker runs, are in [`crate::extensions`].
 //!
 //! Ingress stores the request, because only this service holds the credentials of providers. It is
 //! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
@@ -8,10 +8,10 @@
 //! back. What can be added to an eSIM is another call, which only its question makes.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
-//! certain ([`domain::esim_change`]). An attempt is recorded before the provider is called, and only
-//! the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at until it
-//! shows the outcome, or the attempt is repeated where no look can show it; after `PARK_AFTER`
-//! without one the give-back is parked for an operator.
+//! certain ([`domain::esim_change`]). An attempt is recorded before the provider is called, and
+//! only the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at
+//! until it shows the outcome, or the attempt is repeated where no look can show it; after
+//! `PARK_AFTER` without one the give-back is parked for an operator.
 //!
 //! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
 //! with a process costs one more look. These calls never open the breaker, so that a failing look

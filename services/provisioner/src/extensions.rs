@@ -1,9 +1,9 @@
 //! Extends delivered eSIMs: adds data or days to them.
 //!
-//! Ingress stores the extension, because only this service holds the credentials of providers. It is
-//! a row of `work` with the kind `extend`, which the worker of [`crate::after_delivery`] runs beside
-//! the requests about delivered eSIMs, and as these it opens no breaker and waits while the breaker
-//! is not closed.
+//! Ingress stores the extension, because only this service holds the credentials of providers. It
+//! is a row of `work` with the kind `extend`, which the worker of [`crate::after_delivery`] runs
+//! beside the requests about delivered eSIMs, and as these it opens no breaker and waits while the
+//! breaker is not closed.
 //!
 //! Guarantee: an extension that the partner has asked for is added at most once, and the partner
 //! hears that it is added, or that it is not, only if that is certain ([`domain::esim_change`]).

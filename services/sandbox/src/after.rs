@@ -1,6 +1,6 @@
-//! What becomes of a unit after its delivery: how much of its data is used, what is added to it, and
-//! whether it can be given back. It follows from the script of its option, from its age and from the ledger, so all
-//! protocols and a restarted sandbox agree on it.
+//! What becomes of a unit after its delivery: how much of its data is used, what is added to it,
+//! and whether it can be given back. It follows from the script of its option, from its age and
+//! from the ledger, so all protocols and a restarted sandbox agree on it.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! A model of a change to one delivered eSIM: it is given back, or extended at a provider that knows
-//! extensions by our id, or at one that only shows a difference, which may come late. There are two
-//! provisioners, a provider, and a customer who may install the eSIM at any moment, with crashes and
-//! stalls at any step and calls that arrive late or never. An extension is added as often as its call
-//! arrives.
+//! A model of a change to one delivered eSIM: it is given back, or extended at a provider that
+//! knows extensions by our id, or at one that only shows a difference, which may come late. There
+//! are two provisioners, a provider, and a customer who may install the eSIM at any moment, with
+//! crashes and stalls at any step and calls that arrive late or never. An extension is added as
+//! often as its call arrives.
 //!
 //! What the model has in common with the code is [`domain::esim_change::EsimChange::after`]. The
-//! steps around it are those of the provisioner's modules `after_delivery` and `extensions`. Time is
-//! logical, as in the model of a purchase: one tick is half of the settling delay, and a call arrives
-//! within one tick after its sender checked that it is not late. That an eSIM has at most one open
-//! extension is a rule of the database, so it is not part of the model.
+//! steps around it are those of the provisioner's modules `after_delivery` and `extensions`. Time
+//! is logical, as in the model of a purchase: one tick is half of the settling delay, and a call
+//! arrives within one tick after its sender checked that it is not late. That an eSIM has at most
+//! one open extension is a rule of the database, so it is not part of the model.
 
 use clap::ValueEnum;
 use domain::{
@@ -47,7 +47,8 @@ pub enum Safeguard {
     Looked,
     /// A process no longer sends an attempt once SETTLE/2 has passed since its claim
     Abandon,
-    /// That an extension is not shown is believed only of a provider that knows extensions by our id
+    /// That an extension is not shown is believed only of a provider that knows extensions by our
+    /// id
     Absence,
 }
 

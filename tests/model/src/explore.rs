@@ -1,6 +1,6 @@
 //! The check of a small model: [`crate::routes`], [`crate::webhooks`], [`crate::resend`],
-//! [`crate::esim_change`], [`crate::crash`], [`crate::cut`] and [`crate::repeats`]. Each of them says
-//! what it promises and where it must get to, and [`check`] explores it.
+//! [`crate::esim_change`], [`crate::crash`], [`crate::cut`] and [`crate::repeats`]. Each of them
+//! says what it promises and where it must get to, and [`check`] explores it.
 
 use std::{collections::BTreeMap, fmt::Debug, hash::Hash};
 

@@ -16,8 +16,8 @@ use model::{
 ///
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them
 /// that are sent again, with `--routes` a purchase that arrives after its placement went to another
-/// provider, with `--esim-change` the give-back or an extension of a delivered eSIM, with `--crash` what a crash of
-/// PostgreSQL may lose, and with `--repeats` three POSTs with one external id.
+/// provider, with `--esim-change` the give-back or an extension of a delivered eSIM, with `--crash`
+/// what a crash of PostgreSQL may lose, and with `--repeats` three POSTs with one external id.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.

@@ -507,8 +507,8 @@ async fn plans(State(sandbox): State<Sandbox>, _: WithKey, Path(iccid): Path<Str
     Json(json!({ "firstInstalledAt": installed, "list": list, "total": total })).into_response()
 }
 
-/// What is offered: all products, each of which is an eSIM of its own, or a plan for one. One is switched off for our account,
-/// and is listed all the same.
+/// What is offered: all products, each of which is an eSIM of its own, or a plan for one. One is
+/// switched off for our account, and is listed all the same.
 fn offered() -> impl Iterator<Item = &'static products::Product> {
     let is_offered =
         |one: &&products::Product| one.kind != Kind::NeedsIdentity && one.name != "top-up";

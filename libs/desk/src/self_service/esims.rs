@@ -233,8 +233,8 @@ async fn make_due(
     Ok(())
 }
 
-/// Asks to give a ready unit of the partner back, by [`domain::esim_change::EsimChangeEvent::Ask`] if
-/// it was refused before. A give-back that is under way, parked or done stays as it is.
+/// Asks to give a ready unit of the partner back, by [`domain::esim_change::EsimChangeEvent::Ask`]
+/// if it was refused before. A give-back that is under way, parked or done stays as it is.
 pub async fn ask_give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -244,9 +244,9 @@ pub async fn ask_give_back(
     Ok(())
 }
 
-/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew. An
-/// eSIM that is being extended is not given back, because what its provider shows afterwards must
-/// prove one change.
+/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew.
+/// An eSIM that is being extended is not given back, because what its provider shows afterwards
+/// must prove one change.
 pub async fn give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -114,7 +114,8 @@ pub struct ExtensionContent {
     pub option_id: OptionId,
     /// Whether the topup has a new eSIM by it.
     pub has_new_profile: bool,
-    /// Why nothing was added: a name of [`EsimChangeReason`](crate::esim_requests::EsimChangeReason).
+    /// Why nothing was added: a name of
+    /// [`EsimChangeReason`](crate::esim_requests::EsimChangeReason).
     pub reason: Option<String>,
     /// What the provider said.
     pub message: Option<String>,

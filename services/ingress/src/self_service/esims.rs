@@ -67,8 +67,8 @@ struct UsageResponse<'a> {
     #[serde(with = "rfc3339::option")]
     as_of: Option<OffsetDateTime>,
     /// Since when the provider says that the eSIM was downloaded and not installed, if it has said
-    /// so for a quarter of an hour: your customer needs help. Null if nothing says so; few providers
-    /// do.
+    /// so for a quarter of an hour: your customer needs help. Null if nothing says so; few
+    /// providers do.
     #[serde(with = "rfc3339::option")]
     in_trouble_since: Option<OffsetDateTime>,
     /// When the provider said this.
@@ -248,9 +248,9 @@ impl Patience {
         }
     }
 
-    /// What is told after this look, or `None`, once it is time for the next one. A database that is
-    /// busy delays only the answer, so an error is tolerated until the time is over, or the process
-    /// stops.
+    /// What is told after this look, or `None`, once it is time for the next one. A database that
+    /// is busy delays only the answer, so an error is tolerated until the time is over, or the
+    /// process stops.
     pub(super) async fn judge<T>(
         &mut self,
         seen: Result<T, ApiError>,

@@ -3,9 +3,9 @@
 //! Ingress holds no credentials of providers, so it stores the question what can be added, or the
 //! extension, and looks at its row until the answer is there, as [`super::esims`] does.
 //!
-//! Guarantees: an external id names one extension for ever, so a repeat buys nothing and is answered
-//! with what became of the first request. An extension is `added` or `refused` only once that is
-//! certain; until then it is under way, or on hold while an operator looks into it.
+//! Guarantees: an external id names one extension for ever, so a repeat buys nothing and is
+//! answered with what became of the first request. An extension is `added` or `refused` only once
+//! that is certain; until then it is under way, or on hold while an operator looks into it.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{

@@ -217,11 +217,11 @@ struct TopupsResponse<'a> {
 /// Blanks and hyphens in it do not matter, nor whether it is written with its check digit. The last
 /// six digits are looked for among your newest 5,000 topups only.
 ///
-/// With `updated_since`: the topups that became ready, failed, were extended or given back after this
-/// time, the oldest change first, for example for the books of a day. A topup that changed twice
-/// comes twice. A change appears about a minute after it happened, so that none is missing before
-/// `complete_until`. Failures and returns of before this list existed are not in it. A page may hold
-/// fewer topups than `limit`; continue until `next_cursor` is null.
+/// With `updated_since`: the topups that became ready, failed, were extended or given back after
+/// this time, the oldest change first, for example for the books of a day. A topup that changed
+/// twice comes twice. A change appears about a minute after it happened, so that none is missing
+/// before `complete_until`. Failures and returns of before this list existed are not in it. A page
+/// may hold fewer topups than `limit`; continue until `next_cursor` is null.
 ///
 /// Archived orders are not found.
 #[utoipa::path(get, path = "/topups", operation_id = "find_topups", tag = "Topups",

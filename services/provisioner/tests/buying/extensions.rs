@@ -271,8 +271,8 @@ async fn a_repeat_adds_again_wherever_no_document_says_otherwise() {
     }
 }
 
-/// Airalo may not keep our description: an example of its documents has another one. eSIM Access may
-/// name our id: the types of one client have it.
+/// Airalo may not keep our description: an example of its documents has another one. eSIM Access
+/// may name our id: the types of one client have it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_witness_finds_what_the_first_one_does_not_name() {
     let shop = Shop::open("airalo").await;

@@ -18,8 +18,8 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     let clients = size("HANG_UPS", 2_000);
     let (mut stack, shop) = open().await;
     let option = stack.option("ready").unwrap();
-    // On a busy machine no order may be stored before its client loses patience, so then the clients
-    // of the next round have more of it.
+    // On a busy machine no order may be stored before its client loses patience, so then the
+    // clients of the next round have more of it.
     for patience in [1, 5, 25] {
         let next = AtomicU64::new(0);
         let lanes = (0..AT_ONCE).map(async |_| {
