@@ -102,7 +102,7 @@ pub async fn claim(
                   CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
                   CASE WHEN e.provider = $1 AND l.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
                   CASE WHEN e.provider = $1 AND l.provider = $1 THEN e.iccid END AS "iccid?",
-                  l.provider_option_id AS "provider_option_id!", l.state AS "state!", l.attempt AS "attempt!",
+                  l.provider_option_id AS "provider_option_id!", l.state AS "state_name!", l.attempt AS "attempt!",
                   l.not_added_at IS NOT NULL AS "not_added!", l.baseline::text AS "baseline?",
                   extract(epoch FROM now() - l.asked_at)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
@@ -141,7 +141,7 @@ struct Row {
     provider_unit_id: Option<String>,
     iccid: Option<String>,
     provider_option_id: String,
-    state: String,
+    state_name: String,
     attempt: i32,
     not_added: bool,
     baseline: Option<String>,
@@ -167,7 +167,7 @@ fn read(row: Row) -> Result<ClaimedExtension> {
             .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
         provider_option_id: row.provider_option_id,
         now: EsimChange {
-            state: state_named(&row.state)?,
+            state: state_named(&row.state_name)?,
             attempt: unsigned(row.attempt),
             not_done: row.not_added,
         },

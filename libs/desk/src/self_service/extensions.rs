@@ -48,7 +48,7 @@ struct Row {
     topup_id: String,
     external_id: String,
     option_id: Uuid,
-    state: String,
+    state_name: String,
     asked_at: OffsetDateTime,
     ended_at: Option<OffsetDateTime>,
     reason: Option<String>,
@@ -65,7 +65,7 @@ impl TryFrom<Row> for PartnerExtension {
             topup_id: row.topup_id,
             external_id: row.external_id,
             option_id: row.option_id.into(),
-            state: state_named(&row.state)?,
+            state: state_named(&row.state_name)?,
             asked_at: row.asked_at,
             ended_at: row.ended_at,
             reason: row.reason.and_then(|name| name.parse().ok()),
@@ -83,7 +83,7 @@ pub async fn extensions(
 ) -> Result<Unflushed<Vec<PartnerExtension>>> {
     let query = sqlx::query_as!(
         Row,
-        "SELECT extension_id, topup_id, external_id, option_id, state, asked_at, ended_at, reason, message, has_new_profile
+        "SELECT extension_id, topup_id, external_id, option_id, state AS state_name, asked_at, ended_at, reason, message, has_new_profile
          FROM extensions WHERE topup_id = $2 AND partner_id = $1 ORDER BY asked_at, extension_id",
         partner_id.uuid(),
         topup_id.as_str(),
@@ -101,7 +101,7 @@ async fn named(
 ) -> Result<Option<PartnerExtension>> {
     let query = sqlx::query_as!(
         Row,
-        "SELECT extension_id, topup_id, external_id, option_id, state, asked_at, ended_at, reason, message, has_new_profile
+        "SELECT extension_id, topup_id, external_id, option_id, state AS state_name, asked_at, ended_at, reason, message, has_new_profile
          FROM extensions WHERE partner_id = $1 AND external_id = $2",
         partner_id.uuid(),
         external_id,
