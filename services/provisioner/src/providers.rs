@@ -12,6 +12,7 @@ mod price;
 mod provider;
 mod sandbox;
 mod text;
+mod trouble;
 mod usimsa;
 mod zendit;
 

@@ -11,6 +11,7 @@
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
 //! what is a guess.
 
+mod calls;
 mod events;
 mod live;
 mod packages;
@@ -38,10 +39,10 @@ use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
+    calls::{AiraloCalls, ORDERS, Outcome, PAGE, Reply, USAGE, outcome, trouble},
     packages::{AiraloPackages, Listed, Place, PricedPlace},
-    prices::Prices,
-    token::{AiraloToken, Tokens},
-    wire::{AiraloOrder, AiraloOrders, AiraloRefusal},
+    token::Tokens,
+    wire::{AiraloOrder, AiraloRefusal},
 };
 use super::{
     account::{AccountSetting, KnownProvider, ProviderAccount},
@@ -60,18 +61,10 @@ use super::{
     text::{DAY, ProviderId},
 };
 
-const ORDERS: &str = "/v2/orders";
 const ORDER: &str = "/v2/orders/{order_id}";
 const BALANCE: &str = "/v2/balance";
 const PACKAGES: &str = "/v2/packages";
-const USAGE: &str = "/v2/sims/{iccid}/usage";
 
-/// The number of orders of one page of a list. Its pages (September 2026) name no largest one, and
-/// `esimctl provider prove` asks for it.
-const PAGE: usize = 50;
-/// The maximum number of pages of one search. A description contains our id in one order, so a
-/// second page is already odd. If a search has more, its outcome is unknown.
-const PAGES: usize = 5;
 /// The maximum number of pages of the catalogue when its prices are read. Without a limit it is one
 /// page, with about 3,200 packages; a longer list than this is not believed.
 const LIST_PAGES: u32 = 20;
@@ -141,147 +134,12 @@ struct Airalo {
     secret_key: SecretKey,
 }
 
-/// What sends the calls of our account.
-struct AiraloCalls {
-    http: Http,
-    tokens: Tokens,
-    prices: Arc<Prices>,
-}
-
-/// What a refusal means for the call that got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The purchase is refused for good; it bought nothing.
-    Rejected,
-    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
-    Unknown,
-}
-
-/// The failure table: what a refusal with status 422 means.
-///
-/// A refusal is what names a reason for which nothing can have been sold. The provider's page on
-/// errors (May 2025, September 2026) says of all of its codes that the request "cannot be
-/// processed", but lists among them 53, "something unexpected", so that alone proves nothing. 13
-/// ("the operator is undergoing maintenance, try again later"), 14 ("invalid checksum") and 43
-/// ("bad request") do not say how far the request came: a purchase is looked up after them, and
-/// never repeated. 23 and 73 refuse top-ups ([`top_up`]).
-fn outcome(refusal: &AiraloRefusal) -> Outcome {
-    match refusal {
-        // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
-        AiraloRefusal::Code {
-            code: 11 | 33 | 34, ..
-        } => Outcome::Rejected,
-        // A field of our request is not allowed, for example the quantity.
-        AiraloRefusal::Invalid { data, meta }
-            if meta.message == wire::INVALID && data.names_a_field() =>
-        {
-            Outcome::Rejected
-        }
-        AiraloRefusal::Code { .. }
-        | AiraloRefusal::Invalid { .. }
-        | AiraloRefusal::Absent { .. } => Outcome::Unknown,
-    }
-}
-
-/// A response whose body the protocol defines.
-enum Reply {
-    Done(Vec<u8>),
-    Refused(AiraloRefusal),
-}
-
 impl AiraloCalls {
-    /// Calls with a token. If a token that was good before is denied, nothing was carried out, and
-    /// the next attempt gets a new one. If a new token is denied, our access is. That nothing was
-    /// carried out is what HTTP says: with 401 a request "has not been applied", with 403 the
-    /// server "refuses to fulfill it" (RFC 9110, sections 15.5.2 and 15.5.4).
-    async fn call(&self, call: Call<'_>) -> Result<Reply, Trouble> {
-        let token = self.tokens.get(&self.http).await?;
-        self.call_with(&token, call).await
-    }
-
-    /// The content of a response that is not refused.
-    async fn done<T: DeserializeOwned>(&self, call: Call<'_>) -> Result<T, Trouble> {
-        match self.call(call).await? {
-            Reply::Done(body) => parse(&body),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
-        }
-    }
-
-    async fn call_with(&self, token: &AiraloToken, call: Call<'_>) -> Result<Reply, Trouble> {
-        let headers = HeaderMap::from_iter([
-            (header::AUTHORIZATION, token.header.clone()),
-            (header::ACCEPT, HeaderValue::from_static("application/json")),
-        ]);
-        let route = call.route;
-        match self.http.call(Call { headers, ..call }).await {
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
-            Ok((StatusCode::FORBIDDEN, body)) if wire::is_foreign(&body) => Err(Trouble::Denied(
-                "HTTP 403, code 89: our address is not on the list of the account; add it in \
-                     the provider's portal"
-                    .into(),
-            )),
-            Ok((StatusCode::FORBIDDEN, _)) => {
-                let reason = "the provider denies access (HTTP 403)".to_owned();
-                Err(self.denied(token, reason).await)
-            }
-            Ok((StatusCode::NOT_FOUND, body)) => match parse(&body) {
-                Ok(AiraloRefusal::Invalid { meta, .. })
-                    if [USAGE, top_up::TOP_UPS].contains(&route) =>
-                {
-                    Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
-                }
-                _ => Err(Trouble::not_understood("HTTP 404")),
-            },
-            Ok((_, body)) => Ok(Reply::Done(body)),
-            Err(Trouble::Denied(reason)) => Err(self.denied(token, reason).await),
-            Err(trouble) => Err(trouble),
-        }
-    }
-
-    /// What it means that a token is denied, which is forgotten.
-    async fn denied(&self, token: &AiraloToken, reason: String) -> Trouble {
-        self.tokens.forget(token).await;
-        if token.is_new {
-            return Trouble::Denied(reason);
-        }
-        Trouble::Busy {
-            after: None,
-            reason: format!("{reason}; the next attempt gets a new token"),
-        }
-    }
-
     /// Looks for the order whose description is our id.
     async fn by_description(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
         let mut found = self.described(&look_up.placement_id.to_string()).await?;
         found.retain(|order| !order.is_top_up());
         self.found(look_up, found)
-    }
-
-    /// Lists the orders whose description is this.
-    async fn described(&self, ours: &str) -> Result<Vec<AiraloOrder>, Trouble> {
-        let mut found: Vec<AiraloOrder> = Vec::new();
-        for page in 1..=PAGES {
-            let query = form_urlencoded::Serializer::new(String::new())
-                .append_pair("include", "sims,status")
-                .append_pair("filter[description]", ours)
-                .append_pair("limit", &PAGE.to_string())
-                .append_pair("page", &page.to_string())
-                .finish();
-            if page > 1 {
-                self.http.turn().await;
-            }
-            let listed = self.orders(&query).await?;
-            let is_last = listed.data.len() < PAGE;
-            // The filter also finds orders whose description only contains our id.
-            let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(ours);
-            found.extend(listed.data.into_iter().filter(is_ours));
-            if is_last {
-                return Ok(found);
-            }
-        }
-        Err(Trouble::not_understood(format!(
-            "the search has more than {PAGES} pages of {PAGE} orders, so it was not read to its end"
-        )))
     }
 
     /// Reads one page of the catalogue.
@@ -303,15 +161,6 @@ impl AiraloCalls {
             query,
             size: Size::List,
             ..Call::get(PACKAGES, PACKAGES)
-        })
-        .await
-    }
-
-    async fn orders(&self, query: &str) -> Result<AiraloOrders, Trouble> {
-        self.done(Call {
-            query: Some(query),
-            size: Size::List,
-            ..Call::get(ORDERS, ORDERS)
         })
         .await
     }
@@ -547,12 +396,6 @@ impl Airalo {
         let unlisted = "the provider does not list the product, so its price is unknown";
         price::compare(price, most, unlisted)
     }
-}
-
-/// The trouble of a call for which a refusal is no definite response.
-fn trouble(refusal: &AiraloRefusal) -> Trouble {
-    let (code, message) = refusal.text();
-    Trouble::not_understood(format!("code {code}: {message}"))
 }
 
 impl ProviderFacts for Airalo {

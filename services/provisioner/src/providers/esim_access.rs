@@ -26,7 +26,7 @@ use store::esim_requests::Reading;
 use time::OffsetDateTime;
 
 use self::{
-    client::{Client, EsimAccessOutcome, outcome, within},
+    client::{Client, EsimAccessOutcome, PACKAGES, outcome, within},
     search::Slots,
     wire::{EsimAccessEsim, Reply, order_number, units},
 };
@@ -51,7 +51,6 @@ const ORDER: &str = "/api/v1/open/esim/order";
 const CANCEL: &str = "/api/v1/open/esim/cancel";
 const BALANCE: &str = "/api/v1/open/balance/query";
 const USAGE: &str = "/api/v1/open/esim/usage/query";
-const PACKAGES: &str = "/api/v1/open/package/list";
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "esim-access",
@@ -419,7 +418,7 @@ impl Adapter for EsimAccess {
     }
 
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
-        let mut status = self.one(esim).await?.status()?;
+        let mut status = self.client.one(esim).await?.status()?;
         // Nothing is used of an eSIM that nobody has installed.
         if status.reading.installed != Some(false) {
             self.count(esim, &mut status.reading).await;
@@ -461,15 +460,15 @@ impl Adapter for EsimAccess {
     }
 
     async fn offers(&self, esim: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {
-        self.offered(esim).await.map(Some)
+        self.client.offered(esim).await.map(Some)
     }
 
     async fn before_extension(&self, extension: &Extension) -> Result<BeforeExtension, Trouble> {
-        self.baseline(extension).await
+        self.client.baseline(extension).await
     }
 
     async fn extend(&self, extension: &Extension) -> Result<ExtendResponse, Trouble> {
-        self.top_up(extension).await
+        self.client.top_up(extension).await
     }
 
     async fn find_extension(
@@ -477,6 +476,6 @@ impl Adapter for EsimAccess {
         extension: &Extension,
         baseline: &Baseline,
     ) -> Result<ExtensionSeen, Trouble> {
-        self.find_top_up(extension, baseline).await
+        self.client.find_top_up(extension, baseline).await
     }
 }

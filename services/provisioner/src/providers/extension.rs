@@ -1,6 +1,6 @@
 //! Extensions: adding data or days to an eSIM that is delivered.
 //!
-//! An extension is bought as an order is, so the rule of [`super::provider`] holds here, too: what
+//! An extension is bought as an order is, so the rule of `provider.rs` holds here, too: what
 //! is not certain is [`Trouble::Unknown`]. After a lost answer the extension is looked for, by our
 //! id where the provider shows it and otherwise by what has changed since the [`Baseline`], which
 //! was read before the attempt. A change is believed only if it is exactly what the package adds.
@@ -11,8 +11,8 @@ use runtime::clock::Moment;
 use time::{Duration, OffsetDateTime};
 
 use super::{
-    provider::{DeliveredEsim, Heard, Trouble},
     text::{ProviderId, one_line},
+    trouble::{DeliveredEsim, Heard, Trouble},
 };
 
 /// How a provider shows whether an extension was carried out.
@@ -95,7 +95,7 @@ pub enum BeforeExtension {
 }
 
 /// A definite response to an extension. Anything that is not definite is a [`Trouble`]. So is one
-/// that was only accepted and may still fail ([`Heard::ProvesNothing`](super::provider::Heard)): it
+/// that was only accepted and may still fail ([`Heard::ProvesNothing`](super::trouble::Heard)): it
 /// is asked about.
 #[derive(Clone, Debug)]
 pub enum ExtendResponse {

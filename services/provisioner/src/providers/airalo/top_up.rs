@@ -14,9 +14,8 @@ use serde::Deserialize;
 use serde_json::{Number, Value};
 
 use super::{
-    AiraloCalls, Outcome, Reply, outcome,
+    calls::{AiraloCalls, Outcome, Reply, TOP_UPS, outcome, trouble},
     packages::AiraloTopUps,
-    trouble,
     wire::{self, AiraloOrder, AiraloRefusal},
 };
 use crate::providers::{
@@ -28,7 +27,6 @@ use crate::providers::{
     provider::{DeliveredEsim, Trouble, id_in},
 };
 
-pub(super) const TOP_UPS: &str = "/v2/sims/{iccid}/topups";
 const SIM_PACKAGES: &str = "/v2/sims/{iccid}/packages";
 const TOP_UP: &str = "/v2/orders/topups";
 

@@ -17,10 +17,11 @@ use super::wire::{
 };
 use crate::providers::{
     http::{Call, CallBody, Http, Size, header_of, parse, parse_part},
-    provider::{BoughtUnits, LookUpResponse, Trouble},
+    provider::{BoughtUnits, DeliveredEsim, LookUpResponse, Trouble},
     text::one_line,
 };
 
+pub(super) const PACKAGES: &str = "/api/v1/open/package/list";
 const QUERY: &str = "/api/v1/open/esim/query";
 
 const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
@@ -155,6 +156,21 @@ impl Client {
                 "the response lists {PAGE} eSIMs or more, and there should be fewer"
             ))),
             Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    /// Asks for one eSIM.
+    pub(super) async fn one(&self, esim: &DeliveredEsim) -> Result<EsimAccessEsim, Trouble> {
+        let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
+        let mut listed = match self.query(&filter).await? {
+            Ok(listed) => listed,
+            Err(failure) => return Err(failure.trouble()),
+        };
+        match (listed.pop(), listed.is_empty()) {
+            (Some(one), true) if one.is(&esim.unit_id) => Ok(one),
+            _ => Err(Trouble::not_understood(
+                "the response does not list exactly the eSIM that it was asked for",
+            )),
         }
     }
 

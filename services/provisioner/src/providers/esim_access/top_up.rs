@@ -19,9 +19,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    EsimAccess, PACKAGES,
-    client::{EsimAccessOutcome, outcome},
-    wire::{self, EsimAccessEsim, Reply},
+    client::{Client, EsimAccessOutcome, PACKAGES, outcome},
+    wire::{self, Reply},
 };
 use crate::providers::{
     extension::{
@@ -104,11 +103,11 @@ struct ToppedUp {
     top_up_esim_tran_no: Value,
 }
 
-impl EsimAccess {
+impl Client {
     /// What can be added to an eSIM now.
     async fn top_ups(&self, esim: &DeliveredEsim) -> Result<Vec<Value>, Trouble> {
         let request = json!({ "type": "TOPUP", "iccid": esim.iccid.as_str() });
-        let reply = self.client.call_for(Size::List, PACKAGES, &request);
+        let reply = self.call_for(Size::List, PACKAGES, &request);
         let listed: wire::EsimAccessPackages = match reply.await? {
             Reply::Done(result) => parse_part(&result)?,
             Reply::Failed(failure) => return Err(failure.trouble()),
@@ -148,7 +147,7 @@ impl EsimAccess {
             return Err(Trouble::unreadable("the state of the eSIM"));
         }
         // This call comes in addition to the one that has its turn.
-        self.client.http.turn().await;
+        self.http.turn().await;
         let listed = self.top_ups(&extension.esim).await?;
         let mut packages = listed.iter().filter_map(TopUpPackage::read);
         let Some(package) = packages.find(|package| package.is(priced.product)) else {
@@ -174,7 +173,7 @@ impl EsimAccess {
             "packageCode": priced.product,
             "transactionId": extension.id,
         });
-        match self.client.call(TOP_UP, &request).await? {
+        match self.call(TOP_UP, &request).await? {
             Reply::Done(result) => added(extension, &result).map(ExtendResponse::Added),
             Reply::Failed(failure) => {
                 let outcome = outcome(&failure.code);
@@ -217,21 +216,6 @@ impl EsimAccess {
             return Ok(ExtensionSeen::Added(AddedExtension::default()));
         }
         Ok(ExtensionSeen::NotAdded)
-    }
-
-    /// Asks for one eSIM.
-    pub(super) async fn one(&self, esim: &DeliveredEsim) -> Result<EsimAccessEsim, Trouble> {
-        let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
-        let mut listed = match self.client.query(&filter).await? {
-            Ok(listed) => listed,
-            Err(failure) => return Err(failure.trouble()),
-        };
-        match (listed.pop(), listed.is_empty()) {
-            (Some(one), true) if one.is(&esim.unit_id) => Ok(one),
-            _ => Err(Trouble::not_understood(
-                "the response does not list exactly the eSIM that it was asked for",
-            )),
-        }
     }
 }
 
