@@ -109,7 +109,14 @@ TABLE esim_requests
     reached text[] NOT NULL DEFAULT '{}'::text[]
     poll_at timestamp with time zone
     polled_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached)) <= 100000))) NOT VALID
+    plan integer NOT NULL DEFAULT 1
+    most_data bigint
+    latest_end timestamp with time zone
+    offers_asked_at timestamp with time zone
+    offers jsonb
+    offers_at timestamp with time zone
+    downloaded_at timestamp with time zone
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers)) <= 100000) AND ((plan >= 1) AND (plan <= 1000000000)))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     CREATE INDEX esim_requests_polls ON public.esim_requests USING btree (provider, poll_at) WHERE (poll_at IS NOT NULL)
@@ -135,6 +142,36 @@ TABLE esims
     CREATE TRIGGER topup_return_noted AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION topup_return_noted()
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)
+
+TABLE extensions
+    extension_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    topup_id text COLLATE "C" NOT NULL
+    provider text NOT NULL
+    external_id text NOT NULL
+    option_id uuid NOT NULL
+    provider_option_id text NOT NULL
+    state text NOT NULL DEFAULT 'asked'::text
+    asked_at timestamp with time zone NOT NULL DEFAULT now()
+    attempt integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    baseline jsonb
+    not_added_at timestamp with time zone
+    reference text
+    has_new_profile boolean NOT NULL DEFAULT false
+    reason text
+    message text
+    ended_at timestamp with time zone
+    CONSTRAINT extensions_bounds CHECK (((LEAST(asked_at, attempted_at, not_added_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(asked_at, attempted_at, not_added_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(external_id), octet_length(provider_option_id), octet_length(state), pg_column_size(baseline), octet_length(reference), octet_length(reason), octet_length(message)) <= 100000)))
+    CONSTRAINT extensions_pkey PRIMARY KEY (extension_id)
+    CREATE INDEX extensions_parked ON public.extensions USING btree (provider, ended_at) WHERE (state = 'parked'::text)
+    CREATE INDEX extensions_topup ON public.extensions USING btree (topup_id, asked_at)
+    CREATE UNIQUE INDEX extensions_external_id_key ON public.extensions USING btree (partner_id, external_id)
+    CREATE UNIQUE INDEX extensions_open ON public.extensions USING btree (topup_id) WHERE (state = ANY (ARRAY['asked'::text, 'sending'::text, 'parked'::text]))
+    CREATE TRIGGER deliver_new_profile AFTER UPDATE OF has_new_profile ON public.extensions FOR EACH ROW WHEN ((new.has_new_profile AND (NOT old.has_new_profile))) EXECUTE FUNCTION deliver_new_profile()
+    CREATE TRIGGER extension_ended AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> ALL (ARRAY['added'::text, 'refused'::text])))) EXECUTE FUNCTION extension_ended()
+    CREATE TRIGGER topup_extension_noted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = 'added'::text) AND (old.state <> 'added'::text))) EXECUTE FUNCTION topup_extension_noted()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE further_deliveries
     topup_id text COLLATE "C" NOT NULL
@@ -610,7 +647,7 @@ TABLE topup_changes
     topup_id text COLLATE "C" NOT NULL
     change text COLLATE "C" NOT NULL
     CONSTRAINT topup_changes_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(topup_id) <= 100000)))
-    CONSTRAINT topup_changes_change CHECK ((change = ANY (ARRAY['failed'::text, 'returned'::text])))
+    CONSTRAINT topup_changes_change CHECK ((change = ANY (ARRAY['failed'::text, 'extended'::text, 'returned'::text])))
     CONSTRAINT topup_changes_pkey PRIMARY KEY (partner_id, at, topup_id, change)
     CREATE INDEX topup_changes_topup ON public.topup_changes USING btree (topup_id)
     POLICY all_rows USING true WITH CHECK true
@@ -672,7 +709,7 @@ END WITH CHECK
 CASE CURRENT_USER
     WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
     WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
-    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text]))
+    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text, 'extend'::text]))
     ELSE true
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
@@ -688,7 +725,7 @@ AS $function$
 $function$
 
 CREATE OR REPLACE FUNCTION public.begin_reading(of_topup text)
- RETURNS TABLE(reached text[], age double precision)
+ RETURNS TABLE(reached text[], age double precision, plan integer, most_data bigint, latest_end timestamp with time zone)
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'public', 'pg_temp'
@@ -699,7 +736,9 @@ BEGIN
     FOR KEY SHARE OF o;
     IF FOUND THEN
         RETURN QUERY
-            SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8
+            SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8, r.plan,
+                   -- A row of before has only its last reading.
+                   greatest(r.most_data, r.data_total), greatest(r.latest_end, r.ends_at)
             FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
             WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
             FOR UPDATE OF r;
@@ -782,6 +821,40 @@ BEGIN
         UPDATE system SET version = version + 1;
         PERFORM set_config('esim.version_raised', 'yes', true);
     END IF;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.deliver_new_profile()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    WITH named AS (
+        SELECT e.delivery_id AS id FROM esims e WHERE e.topup_id = NEW.topup_id
+        UNION
+        SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = NEW.topup_id
+    ), chosen AS MATERIALIZED (
+        SELECT d.* FROM deliveries d
+        WHERE d.delivery_id = ANY (ARRAY (SELECT id FROM named)) AND d.kind = 'topup.ready'
+        ORDER BY d.delivery_id FOR UPDATE
+    ), kept AS (
+        INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+        SELECT delivery_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
+        FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL
+        ON CONFLICT DO NOTHING
+    ), due AS (
+        INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM chosen
+        WHERE state <> 'no_endpoint'
+        ON CONFLICT (id) DO UPDATE SET at = excluded.at
+    ), released AS (
+        DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM chosen WHERE state <> 'no_endpoint'))
+    )
+    UPDATE deliveries d SET state = 'pending', attempt = d.attempt + 1, schedule_start = d.attempt + 1, delivered_at = NULL
+    FROM chosen WHERE d.delivery_id = chosen.delivery_id AND chosen.state <> 'no_endpoint';
     RETURN NULL;
 END
 $function$
@@ -869,6 +942,26 @@ CREATE OR REPLACE FUNCTION public.events_of_topup(topup_id text)
  IMMUTABLE PARALLEL SAFE
 AS $function$ SELECT ARRAY[derived_id('topup.failed', topup_id)] $function$
 
+CREATE OR REPLACE FUNCTION public.extension_ended()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF NEW.state = 'added' THEN
+        UPDATE esim_requests SET poll_at = now() WHERE topup_id = NEW.topup_id;
+    END IF;
+    PERFORM make_events(
+        CASE NEW.state WHEN 'added' THEN 'extension.ready' ELSE 'extension.failed' END, NEW.topup_id, NEW.extension_id::text,
+        jsonb_strip_nulls(jsonb_build_object(
+            'external_id', NEW.external_id, 'option_id', NEW.option_id, 'has_new_profile', NEW.has_new_profile,
+            'reason', CASE WHEN NEW.state = 'refused' THEN NEW.reason END,
+            'message', CASE WHEN NEW.state = 'refused' THEN NEW.message END)));
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.first_endpoint()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -921,6 +1014,12 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.in_trouble_since(downloaded_at timestamp with time zone, read_at timestamp with time zone)
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ STABLE
+AS $function$ SELECT CASE WHEN read_at >= downloaded_at + interval '15 minutes' THEN downloaded_at END $function$
+
 CREATE OR REPLACE FUNCTION public.is_pointless(kind text, events text[], topup_id text, is_of_its_order boolean, refused_at timestamp with time zone, topup_state text, ready_at timestamp with time zone)
  RETURNS boolean
  LANGUAGE sql
@@ -940,6 +1039,23 @@ CREATE OR REPLACE FUNCTION public.is_unconfirmed(kind text, refused_at timestamp
  STABLE PARALLEL SAFE
 AS $function$
     SELECT kind NOT IN ('topup.ready', 'order.cancelled') AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false))
+$function$
+
+CREATE OR REPLACE FUNCTION public.keep_order_of_extension(kept uuid)
+ RETURNS SETOF uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM FROM extensions x
+    JOIN topups t ON t.topup_id = x.topup_id
+    JOIN placements p ON p.placement_id = t.placement_id
+    JOIN orders o ON o.order_id = p.order_id
+    WHERE x.extension_id = kept
+    FOR KEY SHARE OF o;
+    RETURN NEXT kept;
+END
 $function$
 
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
@@ -1059,6 +1175,12 @@ BEGIN
     ON CONFLICT DO NOTHING;
 END
 $function$
+
+CREATE OR REPLACE FUNCTION public.option_at(o options, at_provider text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE PARALLEL SAFE
+RETURN CASE WHEN ((o).provider = at_provider) THEN (o).provider_option_id WHEN (at_provider = 'sandbox'::text) THEN ((o).option_id)::text ELSE (SELECT (pair.value ->> 'provider_option_id'::text) FROM jsonb_array_elements((option_at.o).alternatives) pair(value) WHERE ((pair.value ->> 'provider'::text) = option_at.at_provider) LIMIT 1) END
 
 CREATE OR REPLACE FUNCTION public.order_cancelled()
  RETURNS trigger
@@ -1351,6 +1473,21 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.resolve_extension(resolved uuid, after_attempt integer, is_added boolean)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE extensions
+    SET state = CASE WHEN is_added THEN 'added' ELSE 'refused' END, ended_at = now(), reason = 'resolved', message = NULL,
+        not_added_at = NULL
+    WHERE extension_id = resolved AND state = 'parked' AND attempt = after_attempt;
+    RETURN FOUND;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.resolve_give_back(resolved_topup text, after_attempt integer, is_returned boolean)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1476,6 +1613,18 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.topup_extension_noted()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM note_topup_change(NEW.topup_id, 'extended', now());
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1565,4 +1714,4 @@ CREATE OR REPLACE FUNCTION public.work_of_topup(topup_id text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
 AS $function$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('report', topup_id),
-                   derived_id('give_back', topup_id)] $function$
+                   derived_id('offers', topup_id), derived_id('give_back', topup_id), derived_id('extend', topup_id)] $function$
