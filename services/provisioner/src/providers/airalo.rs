@@ -39,7 +39,7 @@ use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
-    calls::{AiraloCalls, ORDERS, Outcome, PAGE, Reply, USAGE, outcome, trouble},
+    calls::{AiraloCalls, AiraloReply, ORDERS, Outcome, PAGE, USAGE, outcome, trouble},
     packages::{AiraloPackages, Listed, Place, PricedPlace},
     token::Tokens,
     wire::{AiraloOrder, AiraloRefusal},
@@ -283,8 +283,8 @@ impl AiraloCalls {
                 ..Call::get(path, path)
             };
             let shape = match self.call(call).await {
-                Ok(Reply::Done(body)) => live::shape(&body),
-                Ok(Reply::Refused(refusal)) => Err(trouble(&refusal)),
+                Ok(AiraloReply::Done(body)) => live::shape(&body),
+                Ok(AiraloReply::Refused(refusal)) => Err(trouble(&refusal)),
                 Err(trouble) => Err(trouble),
             };
             let seconds = began.elapsed().as_secs();
@@ -303,8 +303,8 @@ impl AiraloCalls {
         self.http.turn().await;
         let path = format!("{ORDERS}/{}", reference.as_str());
         let said = match self.call(Call::get(&path, ORDER)).await {
-            Ok(Reply::Done(body)) => live::price(&body),
-            Ok(Reply::Refused(refusal)) => Err(trouble(&refusal)),
+            Ok(AiraloReply::Done(body)) => live::price(&body),
+            Ok(AiraloReply::Refused(refusal)) => Err(trouble(&refusal)),
             Err(trouble) => Err(trouble),
         };
         let came = said.unwrap_or_else(|trouble| trouble.reason().to_owned());
@@ -473,12 +473,12 @@ impl Adapter for Airalo {
             ..Call::post(ORDERS, ORDERS)
         };
         let order = match self.calls.call_with(&token, call).await? {
-            Reply::Done(body) => parse::<wire::Single>(&body)?.data,
-            Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
+            AiraloReply::Done(body) => parse::<wire::Single>(&body)?.data,
+            AiraloReply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
                 let (status, message) = refusal.text();
                 return Ok(PurchaseResponse::Rejected { status, message });
             }
-            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+            AiraloReply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         if order.is_for_another(purchase.placement_id) || order.package_id != priced.product {
             return Err(Trouble::not_understood("the response is another order"));
@@ -515,9 +515,9 @@ impl Adapter for Airalo {
     async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         let path = USAGE.replace("{iccid}", esim.iccid.as_str());
         match self.calls.call(Call::get(&path, USAGE)).await? {
-            Reply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
-            Reply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
+            AiraloReply::Done(body) => parse::<wire::AiraloUsage>(&body)?.status(),
+            AiraloReply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
+            AiraloReply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
 

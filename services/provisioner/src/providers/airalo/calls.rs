@@ -1,5 +1,5 @@
-//! The calls of our account at Airalo: how they carry its token, what a refusal means, and the search
-//! for orders by their description.
+//! The calls of our account at Airalo: how they carry its token, what a refusal means, and the
+//! search for orders by their description.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub(super) fn outcome(refusal: &AiraloRefusal) -> Outcome {
 }
 
 /// A response whose body the protocol defines.
-pub(super) enum Reply {
+pub(super) enum AiraloReply {
     Done(Vec<u8>),
     Refused(AiraloRefusal),
 }
@@ -84,7 +84,7 @@ impl AiraloCalls {
     /// the next attempt gets a new one. If a new token is denied, our access is. That nothing was
     /// carried out is what HTTP says: with 401 a request "has not been applied", with 403 the
     /// server "refuses to fulfill it" (RFC 9110, sections 15.5.2 and 15.5.4).
-    pub(super) async fn call(&self, call: Call<'_>) -> Result<Reply, Trouble> {
+    pub(super) async fn call(&self, call: Call<'_>) -> Result<AiraloReply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
         self.call_with(&token, call).await
     }
@@ -92,8 +92,8 @@ impl AiraloCalls {
     /// The content of a response that is not refused.
     pub(super) async fn done<T: DeserializeOwned>(&self, call: Call<'_>) -> Result<T, Trouble> {
         match self.call(call).await? {
-            Reply::Done(body) => parse(&body),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
+            AiraloReply::Done(body) => parse(&body),
+            AiraloReply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
 
@@ -101,14 +101,14 @@ impl AiraloCalls {
         &self,
         token: &AiraloToken,
         call: Call<'_>,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<AiraloReply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, token.header.clone()),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
         ]);
         let route = call.route;
         match self.http.call(Call { headers, ..call }).await {
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(AiraloReply::Refused(parse(&body)?)),
             Ok((StatusCode::FORBIDDEN, body)) if wire::is_foreign(&body) => Err(Trouble::Denied(
                 "HTTP 403, code 89: our address is not on the list of the account; add it in \
                      the provider's portal"
@@ -120,11 +120,11 @@ impl AiraloCalls {
             }
             Ok((StatusCode::NOT_FOUND, body)) => match parse(&body) {
                 Ok(AiraloRefusal::Invalid { meta, .. }) if [USAGE, TOP_UPS].contains(&route) => {
-                    Ok(Reply::Refused(AiraloRefusal::Absent { meta }))
+                    Ok(AiraloReply::Refused(AiraloRefusal::Absent { meta }))
                 }
                 _ => Err(Trouble::not_understood("HTTP 404")),
             },
-            Ok((_, body)) => Ok(Reply::Done(body)),
+            Ok((_, body)) => Ok(AiraloReply::Done(body)),
             Err(Trouble::Denied(reason)) => Err(self.denied(token, reason).await),
             Err(trouble) => Err(trouble),
         }

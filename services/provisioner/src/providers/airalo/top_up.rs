@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Number, Value};
 
 use super::{
-    calls::{AiraloCalls, Outcome, Reply, TOP_UPS, outcome, trouble},
+    calls::{AiraloCalls, AiraloReply, Outcome, TOP_UPS, outcome, trouble},
     packages::AiraloTopUps,
     wire::{self, AiraloOrder, AiraloRefusal},
 };
@@ -64,12 +64,12 @@ impl AiraloCalls {
     async fn top_ups(&self, esim: &DeliveredEsim) -> Result<Result<AiraloTopUps, String>, Trouble> {
         let path = TOP_UPS.replace("{iccid}", esim.iccid.as_str());
         match self.call(Call::get(&path, TOP_UPS)).await? {
-            Reply::Done(body) => Ok(Ok(parse(&body)?)),
-            Reply::Refused(
+            AiraloReply::Done(body) => Ok(Ok(parse(&body)?)),
+            AiraloReply::Refused(
                 refusal
                 @ (AiraloRefusal::Absent { .. } | AiraloRefusal::Code { code: 23 | 73, .. }),
             ) => Ok(Err(refusal.text().1)),
-            Reply::Refused(refusal) => Err(trouble(&refusal)),
+            AiraloReply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
 
@@ -140,12 +140,12 @@ impl AiraloCalls {
             ..Call::post(TOP_UP, TOP_UP)
         };
         let order = match self.call_with(&token, call).await? {
-            Reply::Done(body) => parse::<wire::Single>(&body)?.data,
-            Reply::Refused(refusal) if of_top_up(&refusal) == Outcome::Rejected => {
+            AiraloReply::Done(body) => parse::<wire::Single>(&body)?.data,
+            AiraloReply::Refused(refusal) if of_top_up(&refusal) == Outcome::Rejected => {
                 let (status, message) = refusal.text();
                 return Ok(ExtendResponse::Refused { status, message });
             }
-            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+            AiraloReply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         let described: Option<ExtensionId> = order
             .description
