@@ -187,7 +187,8 @@ impl Calls {
     pub async fn extend(&self, extension: &Extension) -> Option<Result<ExtendResponse, Trouble>> {
         let send_by = extension.send_by;
         let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
-        if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
+        let is_late = turn.is_err() || extension.send_by.has_passed();
+        if is_late || !self.breaker.is_closed() {
             return None;
         }
         let extending = perform(Effect::Extend, self.provider.extend(extension));
