@@ -25,6 +25,9 @@ use uuid::Uuid;
 
 use crate::esim_requests::{EsimChangeReason, RequestClaim};
 
+/// The catalogue counts data in MB, of which 1024 are a GB.
+const MEGABYTE: u64 = 1024 * 1024;
+
 /// The name of a state in the table. It is that of a give-back, but for the good end.
 pub fn state_name(state: EsimChangeState) -> &'static str {
     match state {
@@ -56,6 +59,9 @@ pub struct ClaimedExtension {
     pub iccid: Iccid,
     /// The package that is added.
     pub provider_option_id: String,
+    /// How much data it has by our catalogue, in bytes, and how many days.
+    pub adds_data: Option<u64>,
+    pub adds_days: Option<u32>,
     pub now: EsimChange,
     /// What was true before the last attempt.
     pub baseline: Baseline,
@@ -104,6 +110,8 @@ pub async fn claim(
                   CASE WHEN e.provider = $1 AND l.provider = $1 THEN e.iccid END AS "iccid?",
                   l.provider_option_id AS "provider_option_id!", l.state AS "state_name!", l.attempt AS "attempt!",
                   l.not_added_at IS NOT NULL AS "not_added!", l.baseline::text AS "baseline?",
+                  (SELECT data_mb FROM options o WHERE o.option_id = l.option_id) AS "data_mb?",
+                  (SELECT days FROM options o WHERE o.option_id = l.option_id) AS "days?",
                   extract(epoch FROM now() - l.asked_at)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
@@ -145,6 +153,8 @@ struct Row {
     attempt: i32,
     not_added: bool,
     baseline: Option<String>,
+    data_mb: Option<i32>,
+    days: Option<i32>,
     asked_age: f64,
     attempt_age: f64,
 }
@@ -166,6 +176,11 @@ fn read(row: Row) -> Result<ClaimedExtension> {
         iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
             .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
         provider_option_id: row.provider_option_id,
+        adds_data: row
+            .data_mb
+            .and_then(|megabytes| u64::try_from(megabytes).ok())
+            .map(|megabytes| megabytes * MEGABYTE),
+        adds_days: row.days.and_then(|days| u32::try_from(days).ok()),
         now: EsimChange {
             state: state_named(&row.state_name)?,
             attempt: unsigned(row.attempt),

@@ -264,6 +264,10 @@ pub async fn compare(
                  -- What was bought to try the account has no placement (store::proofs).
                  WHEN EXISTS (SELECT FROM provider_proofs v WHERE v.purchase_id = l.placement_id AND v.provider = $1)
                      THEN NULL
+                 -- A provider may list an extension by our id, like a purchase.
+                 WHEN l.times = 1 AND EXISTS (SELECT FROM extensions x
+                                              WHERE x.extension_id = l.placement_id AND x.provider = $1 AND x.state <> 'refused')
+                     THEN NULL
                  WHEN l.placement_id IS NULL THEN 'not_ours'
                  WHEN p.placement_id IS NULL THEN 'orphan'
                  WHEN p.provider <> $1 AND NOT (named.here AND p.placed_at IS NULL) THEN 'other_provider'

@@ -169,7 +169,12 @@ impl ProviderContext {
                     .end_extension(claimed, event, EsimChangeReason::Refused, Some(said))
                     .await;
             }
-            Ok(BeforeExtension::Possible(baseline)) if !is_late => baseline,
+            // What the provider does not say of its package, our catalogue does.
+            Ok(BeforeExtension::Possible(baseline)) if !is_late => Baseline {
+                adds_data: baseline.adds_data.or(claimed.adds_data),
+                adds_days: baseline.adds_days.or(claimed.adds_days),
+                ..baseline
+            },
             // No attempt is open here, so it is certain that nothing was added.
             Ok(BeforeExtension::Possible(_)) => {
                 let event = EsimChangeEvent::Refuse;
