@@ -1,5 +1,5 @@
-"""Rows for the walk of tests/console and for its measurement: orders, purchases and give-backs on hold, refused requests, and
-webhooks that were given up.
+"""Rows for the walk of tests/console and for its measurement: orders, purchases, give-backs and extensions on hold, refused
+requests, and webhooks that were given up.
 """
 
 import os
@@ -15,7 +15,7 @@ def ordered_id(n, kind):
 
 def store_orders(number, first=1, on_hold=1, given_back=0):
     """Copies of the demo's order, with ids and times of their own, written by one statement. The oldest ones are on hold, and the
-    newest ones are given back without an answer."""
+    newest ones are given back without an answer; as many others are extended without one."""
     last = int(first) + int(number) - 1
     bought = last - int(on_hold)
     sql = f"""
@@ -36,7 +36,12 @@ def store_orders(number, first=1, on_hold=1, given_back=0):
                  SELECT topup_id, 'sandbox', 'm' || n, '89' || lpad(n::text, 17, '0'), at, delivery_id FROM new WHERE NOT on_hold
         ), r AS (INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason, message, ended_at)
                  SELECT topup_id, partner_id, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now() FROM new
-                 WHERE n < {int(first) + int(given_back)})
+                 WHERE n < {int(first) + int(given_back)}
+        ), x AS (INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state, attempt,
+                                         attempted_at, reason, message, ended_at)
+                 SELECT {ordered_id('n', 4)}, partner_id, topup_id, 'sandbox', 'more-' || n, placement_id, 'ready', 'parked', 1, now(), 'unknown', 'timeout',
+                        now() FROM new
+                 WHERE n >= {int(first) + int(given_back)} AND n < {int(first) + 2 * int(given_back)})
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, delivered_at, status, duration_ms, created_at)
         SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new WHERE NOT on_hold"""
     # Their ids are older than any that ingress makes, so what it refuses stands first.

@@ -353,7 +353,7 @@ def main(program, axe, *options):
             set_up(Walk(None, browser), page, made["link"])
             measure(context, page, pages, int(options[1]))
             return
-        # A purchase or a give-back may be settled by another act before its own one comes, in one of the two ways.
+        # A purchase or a change of an eSIM may be settled by another act before its own one comes, in one of the two ways.
         done = crawl(walk, program, True) | crawl(walk, program, False) | BY_HAND
         browser.close()
     walk.problems.extend(f"POST {path} was never carried out" for method, path in ROUTES if method == "POST" and path not in done)

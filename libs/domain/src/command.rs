@@ -31,6 +31,12 @@ pub enum Command {
     /// The eSIM stays with its partner.
     #[strum(serialize = "give-back resolve --not-returned")]
     GiveBackNotReturned,
+    /// The provider has added to the eSIM.
+    #[strum(serialize = "extension resolve --added")]
+    ExtensionAdded,
+    /// The provider has added nothing.
+    #[strum(serialize = "extension resolve --not-added")]
+    ExtensionNotAdded,
     /// The partner asks the provider to take an eSIM back.
     #[strum(serialize = "give back")]
     GiveBack,
@@ -218,6 +224,8 @@ impl Command {
             | Self::PlacementEnter
             | Self::GiveBackReturned
             | Self::GiveBackNotReturned
+            | Self::ExtensionAdded
+            | Self::ExtensionNotAdded
             | Self::GiveBack
             | Self::AskUsage
             | Self::OrderCancel
@@ -296,6 +304,8 @@ impl Command {
             | Self::PlacementEnter
             | Self::GiveBackReturned
             | Self::GiveBackNotReturned
+            | Self::ExtensionAdded
+            | Self::ExtensionNotAdded
             | Self::GiveBack
             | Self::AskUsage
             | Self::OrderCancel

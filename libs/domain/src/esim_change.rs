@@ -73,6 +73,40 @@ impl EsimChangeState {
     }
 }
 
+/// The changes that partners ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EsimChangeKind {
+    GiveBack,
+    Extension,
+}
+
+impl EsimChangeKind {
+    /// One of this kind.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::GiveBack => "give-back",
+            Self::Extension => "extension",
+        }
+    }
+
+    /// Several of this kind.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::GiveBack => "give-backs",
+            Self::Extension => "extensions",
+        }
+    }
+
+    /// One of this kind with its article.
+    pub fn with_article(self) -> &'static str {
+        match self {
+            Self::GiveBack => "a give-back",
+            Self::Extension => "an extension",
+        }
+    }
+}
+
 /// The columns of the row that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EsimChange {

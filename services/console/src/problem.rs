@@ -92,6 +92,11 @@ pub(crate) struct ProblemText {
 }
 
 impl Problem {
+    /// A form must say what its page showed, because otherwise it could act on something else.
+    pub fn nothing_seen() -> Self {
+        Self::Invalid("the form does not say what it showed".into())
+    }
+
     fn status(&self) -> StatusCode {
         match self {
             Self::SignIn { .. } => StatusCode::SEE_OTHER,

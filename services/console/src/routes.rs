@@ -14,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
+use domain::esim_change::EsimChangeKind::{Extension, GiveBack};
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument;
 
@@ -21,7 +22,7 @@ use crate::{
     App,
     access::{self, OperatorRole, is_by_htmx},
     openid::CALLBACK,
-    pages,
+    pages::{self, esim_changes},
     problem::Problem,
     said, sign_in, view,
 };
@@ -70,7 +71,8 @@ fn action(
 /// All routes.
 pub fn routes() -> Vec<ConsoleRoute> {
     let all = of_all().into_iter();
-    all.chain(of_partners()).chain(of_providers()).collect()
+    let all = all.chain(of_partners()).chain(of_providers());
+    all.chain(of_esim_changes()).collect()
 }
 
 /// The routes of the pages of a partner and its endpoints.
@@ -191,6 +193,43 @@ fn of_providers() -> Vec<ConsoleRoute> {
     ]
 }
 
+/// The routes of what partners have asked for delivered eSIMs, and nobody knows what became of.
+fn of_esim_changes() -> Vec<ConsoleRoute> {
+    let operator = Some(OperatorRole::Operator);
+    vec![
+        page(
+            "/give-backs/settle",
+            operator,
+            get(async |app, visit| esim_changes::show(GiveBack, app, visit).await),
+        ),
+        action(
+            "/give-backs/settle",
+            operator,
+            post(async |app, act| esim_changes::settle(GiveBack, app, act).await),
+        ),
+        action(
+            "/give-backs/{id}/resolve",
+            operator,
+            post(async |app, given, act| esim_changes::resolve(GiveBack, app, given, act).await),
+        ),
+        page(
+            "/extensions/settle",
+            operator,
+            get(async |app, visit| esim_changes::show(Extension, app, visit).await),
+        ),
+        action(
+            "/extensions/settle",
+            operator,
+            post(async |app, act| esim_changes::settle(Extension, app, act).await),
+        ),
+        action(
+            "/extensions/{id}/resolve",
+            operator,
+            post(async |app, given, act| esim_changes::resolve(Extension, app, given, act).await),
+        ),
+    ]
+}
+
 /// All other routes.
 fn of_all() -> Vec<ConsoleRoute> {
     let viewer = Some(OperatorRole::Viewer);
@@ -233,17 +272,6 @@ fn of_all() -> Vec<ConsoleRoute> {
             "/placements/{id}/resolve",
             operator,
             post(pages::order::resolve),
-        ),
-        page("/give-backs/settle", operator, get(pages::give_backs::show)),
-        action(
-            "/give-backs/settle",
-            operator,
-            post(pages::give_backs::settle),
-        ),
-        action(
-            "/give-backs/{id}/resolve",
-            operator,
-            post(pages::give_backs::resolve),
         ),
         action(
             "/deliveries/{id}/resend",

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use crate::{
-    action, archive, catalogue, console::Console, delivery, doctor, endpoint, find, give_back,
+    action, archive, catalogue, console::Console, delivery, doctor, endpoint, esim_change, find,
     master_key, migrate, operator, option, order, partner, placement, provider, recover, resend,
     retention, secret_set, status,
 };
@@ -36,7 +36,10 @@ pub enum EsimctlCommand {
     Placement(placement::PlacementCommand),
     /// List give-backs of delivered eSIMs that are parked, and resolve them
     #[command(subcommand)]
-    GiveBack(give_back::GiveBackCommand),
+    GiveBack(esim_change::GiveBackCommand),
+    /// List extensions of delivered eSIMs that are parked, and resolve them
+    #[command(subcommand)]
+    Extension(esim_change::ExtensionCommand),
     /// Show webhooks with their attempts
     #[command(subcommand)]
     Delivery(delivery::DeliveryCommand),
@@ -97,7 +100,8 @@ pub async fn dispatch(command: &EsimctlCommand, console: &Console) -> anyhow::Re
         EsimctlCommand::Endpoint(command) => endpoint::run(command, console).await,
         EsimctlCommand::Order(command) => order::run(command, console).await,
         EsimctlCommand::Placement(command) => placement::run(command, console).await,
-        EsimctlCommand::GiveBack(command) => give_back::run(command, console).await,
+        EsimctlCommand::GiveBack(command) => esim_change::give_back(command, console).await,
+        EsimctlCommand::Extension(command) => esim_change::extension(command, console).await,
         EsimctlCommand::Provider(command) => provider::run(command, console).await,
         EsimctlCommand::Retention(command) => retention::run(command, console).await,
         EsimctlCommand::Archive(command) => archive::run(command, console).await,

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::{
     health::stages::{self, Stage, StageProcesses},
+    order_extensions::{self, ExtensionView},
     search,
 };
 
@@ -53,6 +54,9 @@ pub struct OrderView {
     /// The webhooks of its units to further endpoints, those of a unit together.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub further: Vec<FurtherWebhook>,
+    /// The extensions of its units, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<ExtensionView>,
     /// Whether each stage lived when the order was read.
     #[serde(skip)]
     pub stages: Vec<StageProcesses>,
@@ -338,6 +342,16 @@ impl OrderView {
         self.stages.iter().find(|one| one.stage == stage)?.last
     }
 
+    /// The extensions of one of its units.
+    pub fn extensions<'a>(
+        &'a self,
+        unit: &'a TopupView,
+    ) -> impl Iterator<Item = &'a ExtensionView> + 'a {
+        self.extensions
+            .iter()
+            .filter(|one| one.topup_id == unit.topup_id)
+    }
+
     /// The webhooks of one of its units to further endpoints.
     fn further(&self, unit: &TopupView) -> impl Iterator<Item = &FurtherWebhook> {
         self.further
@@ -564,6 +578,7 @@ pub async fn read(
         let mut topups = query.fetch_all(&mut *connection).await?;
         judge(&mut topups);
         let further = further(&mut *connection, head.order_id).await?;
+        let extensions = order_extensions::of_order(&mut *connection, head.order_id).await?;
         orders.push(OrderView {
             endpoint: head.endpoint,
             order_id: head.order_id,
@@ -579,6 +594,7 @@ pub async fn read(
             placements,
             topups,
             further,
+            extensions,
             stages: stages.clone(),
         });
     }

@@ -1,12 +1,13 @@
 //! What several providers had to do with a placement, and the outcome of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
-use domain::{EsimChangeState, PlacementState, Reason};
+use domain::{EsimChangeState, PlacementState, Reason, esim_change::EsimChangeKind};
 use store::esim_requests::EsimChangeReason;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
     minute::minute,
+    order_extensions::ExtensionView,
     orders::{PlacementView, TopupView, TriedPair},
 };
 
@@ -98,14 +99,41 @@ fn attempts(first: i32, last: i32) -> String {
     }
 }
 
-/// Why a give-back ended as it did, or is on hold. A reason that only a newer version knows is
-/// shown by its name.
-pub(super) fn give_back_reason(topup: &TopupView) -> Option<&str> {
-    let name = topup.give_back_reason.as_deref()?;
-    Some(match name.parse::<EsimChangeReason>() {
-        Ok(reason) => reason.of_give_back(),
-        Err(_) => name,
+/// Why a give-back or an extension ended as it did, or is on hold. A reason that only a newer
+/// version knows is shown by its name.
+pub(super) fn change_reason(kind: EsimChangeKind, name: Option<&str>) -> Option<&str> {
+    let name = name?;
+    let Ok(reason) = name.parse::<EsimChangeReason>() else {
+        return Some(name);
+    };
+    Some(match kind {
+        EsimChangeKind::GiveBack => reason.of_give_back(),
+        EsimChangeKind::Extension => reason.of_extension(),
     })
+}
+
+/// The same for the give-back of a unit.
+pub(super) fn give_back_reason(topup: &TopupView) -> Option<&str> {
+    change_reason(EsimChangeKind::GiveBack, topup.give_back_reason.as_deref())
+}
+
+/// A change of an eSIM in words, with the reason and what the provider said.
+pub(super) fn change_told(
+    name: &str,
+    stands: &str,
+    asked_at: Option<OffsetDateTime>,
+    (reason, said): (Option<&str>, Option<&str>),
+) -> String {
+    let asked = asked_at.map_or_else(String::new, |at| {
+        format!(", which was asked for at {}", minute(at))
+    });
+    let why: Vec<&str> = reason.into_iter().chain(said).collect();
+    let why = if why.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", why.join(": "))
+    };
+    format!("{name}{asked}, {stands}{why}")
 }
 
 /// The give-back of a unit in words; `None` if its partner has not asked for it.
@@ -118,18 +146,13 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
             "is on hold: find out at the provider whether it has the eSIM back"
         }
     });
-    let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
-        format!(", which was asked for at {}", minute(at))
-    });
-    let reason = give_back_reason(topup);
-    let said = topup.give_back_message.as_deref();
-    let why: Vec<&str> = reason.into_iter().chain(said).collect();
-    let why = if why.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", why.join(": "))
-    };
-    Some(format!("its give-back{asked}, {state}{why}"))
+    let why = (give_back_reason(topup), topup.give_back_message.as_deref());
+    Some(change_told(
+        "its give-back",
+        &state,
+        topup.give_back_asked_at,
+        why,
+    ))
 }
 
 /// That the customer of a unit needs help to install it; `None` if nothing says so.
@@ -139,6 +162,23 @@ pub fn trouble(topup: &TopupView) -> Option<String> {
         "in trouble: downloaded, not installed, since {}",
         minute(since)
     ))
+}
+
+/// An extension of a unit in words.
+pub fn extension(one: &ExtensionView) -> String {
+    let stands = one.state.told(|state| match state {
+        EsimChangeState::Asked | EsimChangeState::Sending => "is under way",
+        EsimChangeState::Done if one.has_new_profile => {
+            "was added: the provider has sold another eSIM, whose profile the topup has"
+        }
+        EsimChangeState::Done => "was added",
+        EsimChangeState::Refused => "was refused, so nothing was added",
+        EsimChangeState::Parked => "is on hold: find out at the provider whether it was added",
+    });
+    let name = format!("its extension {}", one.external_id);
+    let reason = change_reason(EsimChangeKind::Extension, one.reason.as_deref());
+    let why = (reason, one.message.as_deref());
+    change_told(&name, &stands, Some(one.asked_at), why)
 }
 
 #[cfg(test)]

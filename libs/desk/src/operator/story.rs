@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use domain::{
-    Command, EsimChangeState, HistoryKind, Reason, Stored, StoredReason, standing::UnitState,
+    Command, HistoryKind, Reason, Stored, StoredReason, esim_change::EsimChangeKind,
+    standing::UnitState,
 };
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
@@ -13,14 +14,15 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::{
+    order_extensions::ExtensionView,
     orders::{OrderView, PlacementView, TopupView},
-    route::{give_back_reason, is_rerouted},
+    route::{change_reason, give_back_reason, is_rerouted},
 };
 
 mod sentence;
 mod what;
 pub use sentence::{reason, sentence, why_failed};
-pub use what::{MomentKind, StoryMoment, is_off_the_path, told};
+pub use what::{EsimChangeStep, MomentKind, StoryMoment, is_off_the_path, told};
 
 /// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
@@ -111,6 +113,7 @@ pub async fn timeline(
         );
     }
     moments.extend(order.topups.iter().flat_map(of_unit));
+    moments.extend(order.extensions.iter().flat_map(of_extension));
     moments.extend(failures(&mut *connection, order, &acted, &noted).await?);
     moments.extend(noted.iter().filter_map(|one| confirmed_before(one, order)));
     moments.extend(noted.into_iter().filter_map(moment_of));
@@ -121,28 +124,57 @@ pub async fn timeline(
     Ok(moments)
 }
 
-/// What the row of a unit tells: when it was ready, that it was not given back, and what is due.
+/// What the row of a unit tells: when it was ready, how its give-back ended, and what is due.
 fn of_unit(topup: &TopupView) -> impl Iterator<Item = StoryMoment> {
     let topup_id = &topup.topup_id;
-    let is_refused = topup.give_back.known() == Some(EsimChangeState::Refused);
     let ready = MomentKind::Ready {
         topup_id: topup_id.clone(),
     };
-    let refused = MomentKind::NotGivenBack {
-        topup_id: topup_id.clone(),
-        reason: give_back_reason(topup).map(str::to_owned),
-    };
+    let ended = topup.give_back.known().and_then(EsimChangeStep::to);
+    let given_back = ended.and_then(|step| {
+        let what = MomentKind::EsimChanged {
+            topup_id: topup_id.clone(),
+            change: EsimChangeKind::GiveBack,
+            external_id: None,
+            step,
+            attempt: None,
+            reason: give_back_reason(topup).map(str::to_owned),
+        };
+        let at = topup.give_back_ended_at?;
+        Some(StoryMoment { at, what })
+    });
     let due = MomentKind::Due {
         placement_id: None,
         topup_id: Some(topup_id.clone()),
     };
-    let all = [
-        (topup.ready_at, ready),
-        (topup.give_back_ended_at.filter(|_| is_refused), refused),
-        (topup.delivery_due_at, due),
-    ];
+    let all = [(topup.ready_at, ready), (topup.delivery_due_at, due)];
     let stored = all.into_iter();
-    stored.filter_map(|(at, what)| Some(StoryMoment { at: at?, what }))
+    let moments = stored.filter_map(|(at, what)| Some(StoryMoment { at: at?, what }));
+    moments.chain(given_back)
+}
+
+/// What the row of an extension tells: when it was asked for, tried last, and ended.
+fn of_extension(one: &ExtensionView) -> impl Iterator<Item = StoryMoment> {
+    let reason = change_reason(EsimChangeKind::Extension, one.reason.as_deref());
+    let ended = one.state.known().and_then(EsimChangeStep::to);
+    let steps = [
+        (Some(one.asked_at), Some(EsimChangeStep::Asked)),
+        (one.attempted_at, Some(EsimChangeStep::Tried)),
+        (one.ended_at, ended),
+    ];
+    steps.into_iter().filter_map(move |(at, step)| {
+        let step = step?;
+        let is_end = Some(step) == ended;
+        let what = MomentKind::EsimChanged {
+            topup_id: one.topup_id.clone(),
+            change: EsimChangeKind::Extension,
+            external_id: Some(one.external_id.clone()),
+            step,
+            attempt: (step == EsimChangeStep::Tried).then_some(one.attempt),
+            reason: reason.filter(|_| is_end).map(str::to_owned),
+        };
+        Some(StoryMoment { at: at?, what })
+    })
 }
 
 /// Whether something was noted of the placement at this moment, which is that of a transaction.
@@ -242,7 +274,7 @@ impl Stay<'_> {
 }
 
 /// Where a purchase waited: at each provider until that rejected it, at the last one until it had
-/// brought or refused each of the eSIMs, and there again while an eSIM was given back.
+/// brought or refused each of the eSIMs, and there again while an eSIM was given back or extended.
 fn stays<'a>(
     order: &'a OrderView,
     placement: &'a PlacementView,
@@ -273,6 +305,13 @@ fn stays<'a>(
         })
     });
     stays.extend(given_back);
+    let units = order.topups.iter().filter(mine);
+    let extended = units.flat_map(|unit| order.extensions(unit));
+    stays.extend(extended.map(|one| Stay {
+        provider: &placement.provider,
+        from: one.asked_at,
+        until: one.ended_at,
+    }));
     stays
 }
 

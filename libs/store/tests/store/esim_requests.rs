@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use desk::{
     operator::{
-        give_backs::{self, GiveBackFinding},
+        esim_changes::{self, EsimChangeFinding},
         orders, story,
     },
     self_service::{self, PartnerUnitState, esims},
 };
 use domain::{
     EsimChangeState, PartnerId, TopupId,
-    esim_change::{EsimChange, EsimChangeEvent},
+    esim_change::{EsimChange, EsimChangeEvent, EsimChangeKind},
 };
 use sqlx::PgConnection;
 use store::{
@@ -29,10 +29,10 @@ use crate::bench::{
     Bench, PROVIDER, Told as _, answered, applied, bought, execute, placement, ready, topups,
 };
 
-const ATTEMPT: u32 = 2;
-const MINUTE: Duration = Duration::from_mins(1);
+pub const ATTEMPT: u32 = 2;
+pub const MINUTE: Duration = Duration::from_mins(1);
 
-const STATES: [EsimChangeState; 5] = [
+pub const STATES: [EsimChangeState; 5] = [
     EsimChangeState::Asked,
     EsimChangeState::Sending,
     EsimChangeState::Done,
@@ -40,9 +40,33 @@ const STATES: [EsimChangeState; 5] = [
     EsimChangeState::Parked,
 ];
 
+/// Everything that may happen to a change after attempt [`ATTEMPT`], late events included.
+pub fn events() -> Vec<EsimChangeEvent> {
+    let mut events = vec![
+        EsimChangeEvent::Ask,
+        EsimChangeEvent::Begin,
+        EsimChangeEvent::Refuse,
+        EsimChangeEvent::Done,
+        EsimChangeEvent::FoundNotDone,
+    ];
+    for attempt in ATTEMPT - 1..=ATTEMPT + 1 {
+        events.extend([
+            EsimChangeEvent::Refused(attempt),
+            EsimChangeEvent::NotSent(attempt),
+            EsimChangeEvent::Park(attempt),
+        ]);
+        let look = |after_settling_delay| EsimChangeEvent::NotDone {
+            attempt,
+            after_settling_delay,
+        };
+        events.extend([look(false), look(true)]);
+    }
+    events
+}
+
 impl Bench {
     /// A ready unit of a partner.
-    async fn esim(&self, partner: PartnerId) -> TopupId {
+    pub async fn esim(&self, partner: PartnerId) -> TopupId {
         let order = self.stored(answered(partner, 1)).await;
         let id = placement(&order);
         let topup = topups(&order).remove(0);
@@ -66,7 +90,7 @@ impl Bench {
     }
 
     async fn give_back(&self, topup: &TopupId) -> EsimChange {
-        let (state, attempt, not_returned): (String, i32, bool) = sqlx::query_as(
+        let (state, attempt, not_done): (String, i32, bool) = sqlx::query_as(
             "SELECT give_back, attempt, not_returned_at IS NOT NULL FROM esim_requests WHERE topup_id = $1",
         )
         .bind(topup.as_str())
@@ -76,7 +100,7 @@ impl Bench {
         EsimChange {
             state: state.parse().unwrap(),
             attempt: attempt.try_into().unwrap(),
-            not_done: not_returned,
+            not_done,
         }
     }
 
@@ -196,31 +220,13 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
         .await
         .unwrap();
     assert_eq!(bench.give_back(&topup).await, EsimChange::NEW);
-    let mut events = vec![
-        EsimChangeEvent::Ask,
-        EsimChangeEvent::Begin,
-        EsimChangeEvent::Refuse,
-        EsimChangeEvent::Done,
-        EsimChangeEvent::FoundNotDone,
-    ];
-    for attempt in ATTEMPT - 1..=ATTEMPT + 1 {
-        events.extend([
-            EsimChangeEvent::Refused(attempt),
-            EsimChangeEvent::NotSent(attempt),
-            EsimChangeEvent::Park(attempt),
-        ]);
-        let look = |after_settling_delay| EsimChangeEvent::NotDone {
-            attempt,
-            after_settling_delay,
-        };
-        events.extend([look(false), look(true)]);
-    }
+    let events = events();
     for state in STATES {
-        for not_returned in [false, true] {
+        for not_done in [false, true] {
             let start = EsimChange {
                 state,
                 attempt: ATTEMPT,
-                not_done: not_returned,
+                not_done,
             };
             for event in events.clone() {
                 bench.put(&topup, start).await;
@@ -241,10 +247,10 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
                     }
                     EsimChangeEvent::FoundNotDone => {
-                        let resolved = give_backs::resolve(
+                        let resolved = esim_changes::resolve(
                             &mut connection,
-                            &topup,
-                            GiveBackFinding::NotReturned,
+                            (EsimChangeKind::GiveBack, &topup),
+                            EsimChangeFinding::NotDone,
                             None,
                             applied(),
                         );
@@ -557,7 +563,9 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         )
         .await;
     assert_eq!(failure.as_deref(), Some("failed"));
-    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    let listed = esim_changes::list(&mut connection, None, None, 10)
+        .await
+        .unwrap();
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|one| one.order_id.is_some()));
 }
@@ -586,7 +594,9 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
              FROM unnest('{ingress,provisioner,notifier}'::text[]) AS stage",
         )
         .await;
-    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    let listed = esim_changes::list(&mut connection, None, None, 10)
+        .await
+        .unwrap();
     assert_eq!(listed.len(), 1);
     let mut told = async || {
         let order = orders::find(&mut connection, topup.as_str())
@@ -612,10 +622,10 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         "{sentence}"
     );
     bench.put(&topup, parked).await;
-    give_backs::resolve(
+    esim_changes::resolve(
         &mut connection,
-        &topup,
-        GiveBackFinding::Returned,
+        (EsimChangeKind::GiveBack, &topup),
+        EsimChangeFinding::Done,
         None,
         applied(),
     )
@@ -642,6 +652,8 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         sentence.ends_with(": the eSIM was given back at your request."),
         "{sentence}"
     );
-    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    let listed = esim_changes::list(&mut connection, None, None, 10)
+        .await
+        .unwrap();
     assert!(listed.is_empty());
 }

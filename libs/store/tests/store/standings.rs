@@ -212,6 +212,7 @@ fn order(state: UnitState, reason: Option<ReasonCode>) -> OrderView {
             )
         }],
         further: Vec::new(),
+        extensions: Vec::new(),
         stages: lives(None),
     }
 }

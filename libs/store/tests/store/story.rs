@@ -7,10 +7,11 @@ use desk::operator::{
     health::{self, FindingKind},
     orders,
     placements::{self, Decision},
-    story::{self, MomentKind},
+    story::{self, EsimChangeStep, MomentKind},
 };
 use domain::{
     PartnerId, TopupId,
+    esim_change::EsimChangeKind,
     placement::Resolution,
     standing::{NextActor, Standing},
 };
@@ -136,8 +137,12 @@ async fn an_order_tells_its_story() {
         ),
         "{told}"
     );
-    let refused = MomentKind::NotGivenBack {
+    let refused = MomentKind::EsimChanged {
         topup_id: topups[0].to_string(),
+        change: EsimChangeKind::GiveBack,
+        external_id: None,
+        step: EsimChangeStep::Refused,
+        attempt: None,
         reason: Some("the eSIM is installed".to_owned()),
     };
     assert!(

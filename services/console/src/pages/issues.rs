@@ -31,6 +31,7 @@ pub(crate) fn concern(kind: &FindingKind) -> Concern {
         | FindingKind::PurchasesLate { .. }
         | FindingKind::Parked { .. }
         | FindingKind::GiveBacksParked { .. }
+        | FindingKind::ExtensionsParked { .. }
         | FindingKind::OrdersFail {
             how: FailureKind::Refused,
             ..
@@ -279,6 +280,9 @@ pub(crate) fn together(kind: &FindingKind, count: usize) -> Option<String> {
         FindingKind::GiveBacksParked { .. } => {
             format!("give-backs to {} providers are on hold", number(count))
         }
+        FindingKind::ExtensionsParked { .. } => {
+            format!("extensions at {} providers are on hold", number(count))
+        }
         _ => return None,
     })
 }
@@ -297,8 +301,9 @@ fn who(kind: &FindingKind) -> String {
             let names = purchases.iter().filter_map(|one| one.partner.as_deref());
             of_partners(names, 0)
         }
-        FindingKind::GiveBacksParked { give_backs, .. } => {
-            let names = give_backs.iter().filter_map(|one| one.partner.as_deref());
+        FindingKind::GiveBacksParked { changes, .. }
+        | FindingKind::ExtensionsParked { changes, .. } => {
+            let names = changes.iter().filter_map(|one| one.partner.as_deref());
             of_partners(names, 0)
         }
         FindingKind::StageDead { .. }
@@ -334,6 +339,7 @@ fn page_of(kind: &FindingKind) -> Option<PageLink> {
             _ => to_needs(kind, "These purchases"),
         }),
         FindingKind::GiveBacksParked { .. } => Some(to_needs(kind, "These give-backs")),
+        FindingKind::ExtensionsParked { .. } => Some(to_needs(kind, "These extensions")),
         FindingKind::OrdersFail {
             partner: Some(id), ..
         } => Some((

@@ -7,7 +7,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::seen_at,
-    give_backs,
+    esim_changes::ListedEsimChange,
     health::{
         self, Finding, FindingKind,
         life::{self, TakeFrom, Taken},
@@ -24,8 +24,8 @@ use crate::{
     access::{Act, ConsoleSession, OperatorRole, Support, Viewer, Visit},
     pages::{
         endpoints::{endpoint_form, next_test},
+        esim_changes,
         forms::ReasonForm,
-        give_backs as give_back_pages,
         issues::{
             TakenView, anchor, class_of, groups, remedy, section, shell_command, taken, together,
         },
@@ -169,15 +169,14 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             matter.link = first.map(|one| (settle::path(one, None), "Settle them …"));
             matter.leads = true;
         }
-        FindingKind::GiveBacksParked {
-            provider,
-            give_backs,
-        } => {
+        FindingKind::GiveBacksParked { provider, changes }
+        | FindingKind::ExtensionsParked { provider, changes } => {
             matter.first = "eSIM";
             matter.column = "Number there";
-            matter.rows = give_backs.iter().map(|one| give_back(one, times)).collect();
-            let may = session.may(OperatorRole::Operator);
-            matter.link = may.then(|| (give_back_pages::path(provider), "Settle them …"));
+            matter.rows = changes.iter().map(|one| change(one, times)).collect();
+            let kind = changes.first().map(ListedEsimChange::kind);
+            let kind = kind.filter(|_| session.may(OperatorRole::Operator));
+            matter.link = kind.map(|kind| (esim_changes::path(kind, provider), "Settle them …"));
             matter.leads = true;
         }
         FindingKind::OrdersFail {
@@ -288,7 +287,7 @@ fn parked(one: &placements::ListedPlacement, times: &Times) -> Row {
     }
 }
 
-fn give_back(one: &give_backs::ListedGiveBack, times: &Times) -> Row {
+fn change(one: &ListedEsimChange, times: &Times) -> Row {
     Row {
         what: one.topup_id.clone(),
         path: one.order_id.map(|_| format!("/esims/{}", one.topup_id)),

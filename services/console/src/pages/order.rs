@@ -14,8 +14,8 @@ use desk::operator::{
     words::noun,
 };
 use domain::{
-    Agreed, EsimChangeState, OrderId, PlacementId, PlacementState, WebhookId,
-    placement::Resolution, standing::DeliveryState,
+    Agreed, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
+    standing::DeliveryState,
 };
 use pg::{PgConnection, actions::Mode};
 use store::deliveries::{
@@ -28,6 +28,7 @@ use crate::{
     access::{Act, ConsoleSession, Operator, OperatorRole, Support, Viewer, Visit},
     format::{counted, number, took},
     pages::{
+        esim_changes::{self, HeldChange},
         forms::ReasonForm,
         settle,
         steps::step,
@@ -122,10 +123,8 @@ pub(super) struct UnitRow {
     pub(super) facts: Vec<UnitFact>,
     /// One for each endpoint.
     pub(super) webhooks: Vec<SentRow>,
-    /// The attempt of its give-back.
-    pub(super) give_back_attempt: i32,
-    /// Whether this session may say what became of its parked give-back.
-    pub(super) resolve: bool,
+    /// Its changes on hold of which this session may say what became.
+    pub(super) changes: Vec<HeldChange>,
     pub(super) delivery: String,
     /// The state and the attempts of the delivery that the page shows, which the action compares:
     /// after it was sent again it is in the same state.
@@ -147,7 +146,7 @@ pub(super) struct UnitFact {
 }
 
 /// What both pages that show an eSIM say of it.
-fn facts(unit: &TopupView) -> Vec<UnitFact> {
+fn facts(order: &OrderView, unit: &TopupView) -> Vec<UnitFact> {
     // Every field is named, so that a new one cannot be forgotten. The option has its own link.
     let Agreed { option_id: _ } = &unit.agreed;
     let iccid = or_none(unit.iccid.as_ref());
@@ -158,7 +157,11 @@ fn facts(unit: &TopupView) -> Vec<UnitFact> {
         ("Installation", route::trouble(unit), false),
         ("Given back", route::give_back(unit), false),
     ];
-    let known = facts.into_iter().filter_map(|(name, told, is_id)| {
+    let extensions = order
+        .extensions(unit)
+        .map(|one| ("Extended", Some(route::extension(one)), false));
+    let facts = facts.into_iter().chain(extensions);
+    let known = facts.filter_map(|(name, told, is_id)| {
         let told = told?;
         Some(UnitFact { name, told, is_id })
     });
@@ -415,11 +418,13 @@ pub(super) fn unit_row(
             .unwrap_or_else(|| unit.provider_option_id.clone()),
         class,
         state,
-        facts: facts(unit),
+        facts: facts(order, unit),
         webhooks: sent(order, unit, endpoints, session),
-        give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
-        resolve: unit.give_back.known() == Some(EsimChangeState::Parked)
-            && session.may(OperatorRole::Operator),
+        changes: if session.may(OperatorRole::Operator) {
+            esim_changes::held(order, unit)
+        } else {
+            Vec::new()
+        },
         delivery: unit.topup_id.clone(),
         seen: format!(
             "{} {}",
@@ -555,11 +560,6 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
     }))
 }
 
-/// A form must say what its page showed, because otherwise it could act on something else.
-pub(super) fn nothing_seen() -> Problem {
-    Problem::Invalid("the form does not say what it showed".into())
-}
-
 /// Starts the retries of a webhook again, if it is still as the page showed it.
 pub(crate) async fn resend(
     State(app): State<App>,
@@ -570,7 +570,7 @@ pub(crate) async fn resend(
     let reason = act.fields.reason()?;
     let seen = act.fields.get("seen").and_then(|seen| seen.split_once(' '));
     let seen = seen.and_then(|(state, attempt)| Some((state.parse().ok()?, attempt.parse().ok()?)));
-    let (state, attempt) = seen.ok_or_else(nothing_seen)?;
+    let (state, attempt) = seen.ok_or_else(Problem::nothing_seen)?;
     let target = format!("delivery {webhook}");
     let mode = Mode::Apply(act.action(domain::Command::ResendStart, &target, reason));
     let sent = async |connection: &mut PgConnection| {
@@ -608,7 +608,7 @@ pub(crate) async fn resend_all(
     let target = format!("order {id}");
     let action = act.action(domain::Command::ResendStart, &target, act.fields.reason()?);
     let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
-    let seen: i64 = seen.ok_or_else(nothing_seen)?;
+    let seen: i64 = seen.ok_or_else(Problem::nothing_seen)?;
     let resent = app
         .database()
         .run(async |connection| {

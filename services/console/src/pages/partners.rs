@@ -18,7 +18,7 @@ use desk::operator::{
     },
     partners_lately::{self, MOST_ORDERS, PartnerActivity},
 };
-use domain::{Environment, standing::EndpointState};
+use domain::{Environment, esim_change::EsimChangeKind, standing::EndpointState};
 use pg::PgConnection;
 use time::Duration;
 use uuid::Uuid;
@@ -135,10 +135,15 @@ fn health(report: &HealthReport, lately: &Activities, times: &Times) -> BTreeMap
                 }
                 continue;
             }
-            FindingKind::GiveBacksParked { give_backs, .. } => {
-                for give_back in give_backs {
-                    let partner = give_back.partner_id.uuid();
-                    *held.entry((partner, "not given back")).or_default() += 1;
+            FindingKind::GiveBacksParked { changes, .. }
+            | FindingKind::ExtensionsParked { changes, .. } => {
+                for change in changes {
+                    let partner = change.partner_id.uuid();
+                    let held_up = match change.kind() {
+                        EsimChangeKind::GiveBack => "not given back",
+                        EsimChangeKind::Extension => "not extended",
+                    };
+                    *held.entry((partner, held_up)).or_default() += 1;
                 }
                 continue;
             }

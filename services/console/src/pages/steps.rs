@@ -3,7 +3,7 @@
 
 use desk::operator::{
     orders::OrderView,
-    story::{self, MomentKind, StoryMoment},
+    story::{self, EsimChangeStep, MomentKind, StoryMoment},
 };
 use domain::{HistoryKind, standing::EndpointState};
 use time::Duration;
@@ -61,11 +61,24 @@ fn told(what: MomentKind, order: &OrderView) -> Told {
             let unit = unit(order, &topup_id);
             (StepResult::Well, format!("{unit} is ready"))
         }
-        MomentKind::NotGivenBack { topup_id, reason } => {
-            let unit = unit(order, &topup_id);
-            let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
-            let text = format!("the give-back of {unit} was refused{why}");
-            (StepResult::Badly, text)
+        MomentKind::EsimChanged {
+            ref topup_id,
+            change,
+            ref external_id,
+            step,
+            attempt,
+            ref reason,
+        } => {
+            let id = external_id
+                .as_ref()
+                .map_or_else(String::new, |id| format!(" {id}"));
+            let name = format!("the {}{id} of {}", change.word(), unit(order, topup_id));
+            let went = match step {
+                EsimChangeStep::Asked | EsimChangeStep::Tried => StepResult::Neutral,
+                EsimChangeStep::Done => StepResult::Well,
+                EsimChangeStep::Refused | EsimChangeStep::OnHold => StepResult::Badly,
+            };
+            (went, step.told(&name, attempt, reason.as_deref()))
         }
         MomentKind::Webhook {
             topup_id,

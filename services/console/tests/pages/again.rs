@@ -297,6 +297,15 @@ const GIVE_BACK: Before = &[
      SELECT topup_id, partner_id, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now()
      FROM deliveries WHERE kind = 'topup.ready'",
 ];
+/// An extension of which nobody knows whether it was added.
+const EXTENSION: Before = &[
+    "DELETE FROM extensions",
+    "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state,
+                             attempt, reason, message, ended_at)
+     SELECT '00000000-0000-4000-8000-000000000007', partner_id, topup_id, 'sandbox', 'more-1', gen_random_uuid(), 'eu-5', 'parked',
+            1, 'unknown', 'timeout', now()
+     FROM deliveries WHERE kind = 'topup.ready'",
+];
 
 /// A product that two providers sell.
 const TWO_PROVIDERS: Before = &[
@@ -342,6 +351,13 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
             GIVE_BACK,
         ),
         "/give-backs/{id}/resolve" => act(&order, &[("found", "not-returned")], Once, GIVE_BACK),
+        "/extensions/settle" => act(
+            "/extensions/settle?provider=sandbox",
+            &[("found", "not-added")],
+            Once,
+            EXTENSION,
+        ),
+        "/extensions/{id}/resolve" => act(&order, &[("found", "added")], Once, EXTENSION),
         "/deliveries/{id}/resend" => act(&order, &[], Once, GIVEN_UP),
         "/orders/{id}/resend" => act(&order, &[], Once, TWO_GIVEN_UP),
         "/topups/{id}/code" => act(&order, &[], Shows, &[]),
@@ -437,10 +453,15 @@ async fn every_act_sent_twice_is_carried_out_once() {
         form.push(("reason".to_owned(), "a test".to_owned()));
         let more = found.fields.iter();
         form.extend(more.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        if route.path == "/give-backs/settle" {
-            let ticked = format!("name=\"{}\" value=\"1\" checked", bench.topup);
+        let seen = match route.path {
+            "/give-backs/settle" => Some("1"),
+            "/extensions/settle" => Some("1 00000000-0000-4000-8000-000000000007"),
+            _ => None,
+        };
+        if let Some(seen) = seen {
+            let ticked = format!("name=\"{}\" value=\"{seen}\" checked", bench.topup);
             assert!(shown.contains(&ticked), "{shown}");
-            form.push((bench.topup.to_string(), "1".to_owned()));
+            form.push((bench.topup.to_string(), seen.to_owned()));
         }
         if route.path == "/purchases/settle" {
             form.push((bench.parked.to_string(), "not-bought".to_owned()));

@@ -30,7 +30,7 @@ fn path(bench: &Bench, resend: Uuid, route: &str) -> String {
         "orders" => bench.order.to_string(),
         "resends" => resend.to_string(),
         "placements" => bench.parked.to_string(),
-        "deliveries" | "topups" | "esims" | "give-backs" => bench.topup.to_string(),
+        "deliveries" | "topups" | "esims" | "give-backs" | "extensions" => bench.topup.to_string(),
         // The option that its act is tried with.
         "products" => "00000000-0000-4000-8000-000000000009".to_owned(),
         "partners" | "endpoints" | "webhooks" => bench.partner.to_string(),

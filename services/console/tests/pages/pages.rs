@@ -337,6 +337,56 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     bench.stop().await;
 }
 
+/// An extension of which the provider did not say whether it was added is settled on the page of
+/// its eSIM. A form that has seen another extension settles nothing.
+#[tokio::test]
+async fn a_parked_extension_is_resolved_on_the_page_of_its_esim() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let id: uuid::Uuid = sqlx::query_scalar(
+        "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state,
+                                 attempt, attempted_at, reason, message, ended_at)
+         VALUES (gen_random_uuid(), $2, $1, 'sandbox', 'more-1', gen_random_uuid(), 'eu-5', 'parked', 1, now(), 'unknown',
+                 'timeout', now())
+         RETURNING extension_id",
+    )
+    .bind(bench.topup.as_str())
+    .bind(bench.partner.uuid())
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    let needs = text(&mut browser, "/needs").await;
+    has(&needs, "the last answer was: timeout");
+    has(&needs, "/extensions/settle?provider=sandbox");
+    let page = text(&mut browser, &format!("/esims/{}", bench.topup)).await;
+    has(
+        &page,
+        "is on hold: find out at the provider whether it was added (the provider did not say whether it has extended the eSIM: \
+         timeout)",
+    );
+    let page = text(&mut browser, &format!("/orders/{}", bench.order)).await;
+    has(&page, "the extension more-1 of ");
+    let path = format!("/extensions/{}/resolve", bench.topup);
+    let token = browser.token.clone();
+    let other = format!("1 {}", uuid::Uuid::nil());
+    let seen = format!("1 {id}");
+    for (seen, status) in [(&other, 409), (&seen, 303), (&seen, 409)] {
+        let form = [
+            ("token", token.as_str()),
+            ("reason", "a test"),
+            ("found", "added"),
+            ("seen", seen),
+        ];
+        let answer = browser.post(&path, &form).await;
+        assert_eq!(answer.status(), status, "{:?}", answer.text().await);
+    }
+    assert_eq!(bench.recorded().await, ["ana extension resolve --added"]);
+    let page = text(&mut browser, &format!("/orders/{}", bench.order)).await;
+    has(&page, "said that an extension was added");
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn an_activation_code_is_shown_with_a_reason_only_and_is_recorded() {
     let bench = Bench::start_with(&[

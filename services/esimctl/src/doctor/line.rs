@@ -274,6 +274,7 @@ pub fn place(kind: &FindingKind) -> (Area, &'static str) {
         Matter::Slow => (Area::Work, "speed"),
         Matter::Parked => (Area::Work, "parked"),
         Matter::GiveBacksParked => (Area::Work, "parked give-backs"),
+        Matter::ExtensionsParked => (Area::Work, "parked extensions"),
         Matter::OrdersFail => (Area::Work, "orders"),
         Matter::NoAddress => (Area::Work, "webhooks without an address"),
         Matter::Exhausted => (Area::Work, "exhausted webhooks"),

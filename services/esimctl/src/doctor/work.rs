@@ -110,6 +110,7 @@ fn work(report: &HealthReport, lines: &mut Lines<'_>) {
         ("due placements", format!("{purchases} wait, none for long")),
         ("parked", "no placement waits for a person".to_owned()),
         ("parked give-backs", "none waits for a person".to_owned()),
+        ("parked extensions", "none waits for a person".to_owned()),
         ("due webhooks", format!("{webhooks} wait, none for long")),
         (
             "webhooks without an address",

@@ -359,6 +359,8 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             .filter_map(|sent| further_webhook(order, sent))
             .collect();
         let further = Some(further.join("; ")).filter(|further| !further.is_empty());
+        let extensions: Vec<String> = order.extensions(topup).map(route::extension).collect();
+        let extensions = Some(extensions.join("; ")).filter(|told| !told.is_empty());
         let next = match standing.must_act() {
             NextActor::Nobody => None,
             NextActor::Partner | NextActor::Operator => Some(format!("next: {}", standing.next())),
@@ -369,6 +371,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             further,
             route::trouble(topup),
             route::give_back(topup),
+            extensions,
             erased,
             next,
         ]);

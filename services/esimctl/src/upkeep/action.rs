@@ -24,8 +24,8 @@ The console records what is done there under the name of the same command. The c
 and from which address an action came: for esimctl, the address that the database saw.
 
 The record holds the commands that ask for a reason: `resend start`, `placement resolve`, `recover`, `option set`,
-`catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set` and
-`archive run`. It also holds every change by `esimctl partner`, `provider open`, `provider close`, `endpoint pause`,
+`catalogue pull`, `give-back resolve`, `extension resolve`, `order erase`, `partner erase`,
+`retention set` and `archive run`. It also holds every change by `esimctl partner`, `provider open`, `provider close`, `endpoint pause`,
 `endpoint resume`, and the changes of `operator` and `resend`. `--by partner` lists instead what partners changed by
 requests of their own, which has a term of its own (`changes` of `esimctl retention list`): `topup redeliver`,
 `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order

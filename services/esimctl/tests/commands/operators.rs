@@ -60,6 +60,21 @@ async fn park_give_back(connection: &mut PgConnection, order: &Order) {
     .unwrap();
 }
 
+/// An extension of this unit that is parked.
+async fn park_extension(connection: &mut PgConnection, order: &Order) {
+    sqlx::query(
+        "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state,
+                                 attempt, reason, message, ended_at)
+         VALUES (gen_random_uuid(), $2, $1, 'sandbox', 'more-1', gen_random_uuid(), 'eu-5', 'parked', 1, 'unknown', 'timeout',
+                 now())",
+    )
+    .bind(order.topup.as_str())
+    .bind(order.partner.uuid())
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
     let operator = Operator::new().await;
@@ -154,6 +169,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         .unwrap();
     record(&mut connection, &ready, 0, None).await;
     park_give_back(&mut connection, &ready).await;
+    park_extension(&mut connection, &ready).await;
     let placement = parked(&operator, &mut connection).await;
     let partner = text(&made, "partner_id");
     let topup = ready.topup.to_string();
@@ -168,6 +184,10 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         (
             "give_backs_parked",
             format!("esimctl give-back resolve {topup} --returned|--not-returned --reason TEXT"),
+        ),
+        (
+            "extensions_parked",
+            format!("esimctl extension resolve {topup} --added|--not-added --reason TEXT"),
         ),
         (
             "exhausted",
@@ -192,7 +212,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     let ended = operator.run(&["attention"]).await;
     assert_eq!(ended.code, Some(3), "{ended:?}");
     for part in [
-        "3 things are wrong, and 1 more ends by itself.",
+        "4 things are wrong, and 1 more ends by itself.",
         "look it up at airalo, too",
         "Look there for its number unit-1; the last answer was: timeout",
         "\n  since  ",
@@ -205,6 +225,9 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     }
     operator.run(&["order", "show", &topup]).await.says(
         "is on hold: find out at the provider whether it has the eSIM back (the provider did not say whether it has the eSIM back: timeout)",
+    );
+    operator.run(&["order", "show", &topup]).await.says(
+        "is on hold: find out at the provider whether it was added (the provider did not say whether it has extended the eSIM: timeout)",
     );
     // Without the other areas, which ask servers that this test does not have.
     let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
@@ -226,6 +249,16 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     let left = attention(&operator).await;
     let left = left["needs_person"].as_array().unwrap();
     assert_eq!(left.len(), expected.len() - 1);
+
+    let listed = operator.json(&["extension", "list"]).await;
+    assert_eq!(listed["extensions"][0]["provider_option_id"], "eu-5");
+    let resolve = ["extension", "resolve", &topup, "--added"];
+    let resolved = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
+    assert_eq!(text(&resolved, "state"), "added");
+    operator
+        .run(&["order", "show", &topup])
+        .await
+        .says("the extension more-1 of topup");
 }
 
 /// A pulse of each stage, from a process that lives for another hour.

@@ -33,7 +33,7 @@ use super::{
     webhooks,
 };
 use crate::{
-    operator::{give_backs, placements, words::noun},
+    operator::{esim_changes, placements, words::noun},
     retention,
 };
 
@@ -48,8 +48,9 @@ const STANDBY_LAGS: Duration = Duration::from_mins(1);
 const NATS_AWAY: Duration = Duration::from_secs(3);
 const RETENTION_LATE: Duration = Duration::from_hours(24);
 
-/// The most parked purchases, and the most parked give-backs, that an examination reads, the oldest
-/// ones. It is one number for all who look, because the names of findings follow from what is read.
+/// The most parked purchases, and the most parked changes of eSIMs, that an examination reads, the
+/// oldest ones. It is one number for all who look, because the names of findings follow from what
+/// is read.
 pub const PARKED: i64 = 200;
 
 /// What [`of_server`] finds only for a role that may see the statistics of others.
@@ -504,20 +505,14 @@ async fn parked(
         };
         Finding::new(kind, since)
     }));
-    let mut by_provider: BTreeMap<String, Vec<give_backs::ListedGiveBack>> = BTreeMap::new();
-    for one in give_backs::list(connection, None, PARKED).await? {
-        by_provider
-            .entry(one.provider.clone())
-            .or_default()
-            .push(one);
+    let mut changes: BTreeMap<_, Vec<esim_changes::ListedEsimChange>> = BTreeMap::new();
+    for one in esim_changes::list(connection, None, None, PARKED).await? {
+        let of = (one.kind(), one.provider.clone());
+        changes.entry(of).or_default().push(one);
     }
-    findings.extend(by_provider.into_iter().map(|(provider, give_backs)| {
-        let since = give_backs.iter().map(|one| one.parked_at).min();
-        let kind = FindingKind::GiveBacksParked {
-            provider,
-            give_backs,
-        };
-        Finding::new(kind, since)
+    findings.extend(changes.into_iter().map(|((kind, provider), changes)| {
+        let since = changes.iter().map(|one| one.parked_at).min();
+        Finding::new(FindingKind::parked_changes(kind, provider, changes), since)
     }));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What can be wrong, as codes with their detail.
 
-use domain::{PartnerId, standing::EndpointState};
+use domain::{PartnerId, esim_change::EsimChangeKind, standing::EndpointState};
 use serde::{Deserialize, Serialize};
 use store::{
     deliveries::endpoints::ListedEndpoint, figures::Measure, provider_lanes::WaitingLane,
@@ -10,7 +10,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::stages::Stage;
-use crate::operator::{give_backs, placements};
+use crate::operator::{esim_changes::ListedEsimChange, placements};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, Serialize)]
@@ -274,7 +274,14 @@ pub enum FindingKind {
     /// Give-backs of which a person has to find out whether the provider has the eSIMs back.
     GiveBacksParked {
         provider: String,
-        give_backs: Vec<give_backs::ListedGiveBack>,
+        #[serde(rename = "give_backs")]
+        changes: Vec<ListedEsimChange>,
+    },
+    /// Extensions of which a person has to find out whether the provider has added them.
+    ExtensionsParked {
+        provider: String,
+        #[serde(rename = "extensions")]
+        changes: Vec<ListedEsimChange>,
     },
     /// Webhooks of a partner have no endpoint with an address, so they wait.
     NoAddress {
@@ -380,18 +387,16 @@ impl Finding {
                 };
                 (kind, Some(since))
             }
-            FindingKind::GiveBacksParked {
-                provider,
-                give_backs,
-            } => {
-                let mine = give_backs.iter().filter(|one| one.partner_id == partner);
-                let give_backs: Vec<_> = mine.cloned().collect();
-                let since = give_backs.iter().map(|one| one.parked_at).min()?;
-                let kind = FindingKind::GiveBacksParked {
-                    provider: provider.clone(),
-                    give_backs,
-                };
-                (kind, Some(since))
+            FindingKind::GiveBacksParked { provider, changes }
+            | FindingKind::ExtensionsParked { provider, changes } => {
+                let mine = changes.iter().filter(|one| one.partner_id == partner);
+                let mine: Vec<_> = mine.cloned().collect();
+                let kind = mine.first()?.kind();
+                let since = mine.iter().map(|one| one.parked_at).min();
+                (
+                    FindingKind::parked_changes(kind, provider.clone(), mine),
+                    since,
+                )
             }
             FindingKind::Exhausted { endpoint }
             | FindingKind::Paused { endpoint }
@@ -441,6 +446,18 @@ impl Finding {
 impl FindingKind {
     pub fn matter(&self) -> Matter {
         self.into()
+    }
+
+    /// Parked changes of one kind at one provider.
+    pub fn parked_changes(
+        kind: EsimChangeKind,
+        provider: String,
+        changes: Vec<ListedEsimChange>,
+    ) -> Self {
+        match kind {
+            EsimChangeKind::GiveBack => Self::GiveBacksParked { provider, changes },
+            EsimChangeKind::Extension => Self::ExtensionsParked { provider, changes },
+        }
     }
 
     /// The partner who has to hear of it, because only its own side can mend it.
@@ -505,6 +522,7 @@ impl FindingKind {
             | Self::ProcessesMissing { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
+            | Self::ExtensionsParked { .. }
             | Self::NoAddress { .. }
             | Self::Exhausted { .. }
             | Self::Paused { .. }
@@ -568,6 +586,7 @@ impl FindingKind {
             | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
+            | Self::ExtensionsParked { .. }
             | Self::NoAddress { .. }
             | Self::Exhausted { .. }
             | Self::Paused { .. }
@@ -619,6 +638,7 @@ impl FindingKind {
             | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
+            | Self::ExtensionsParked { .. }
             | Self::NoAddress { .. }
             | Self::Exhausted { .. }
             | Self::ConnectionsFew { .. }
@@ -763,6 +783,7 @@ impl Matter {
             Self::Slow => &["IngressSlow", "SlowerThanBefore", "ProviderSlow"],
             Self::Parked => &["PlacementsParked"],
             Self::GiveBacksParked => &["GiveBacksParked"],
+            Self::ExtensionsParked => &["ExtensionsParked"],
             Self::NoAddress => &["NoAddress"],
             Self::Exhausted => &["DeliveriesExhausted"],
             Self::Paused => return Err("somebody has decided it, so nobody has to be alarmed"),

@@ -194,9 +194,13 @@ impl Finding {
                     named(&names)
                 )
             }
-            FindingKind::GiveBacksParked { give_backs, .. } => format!(
+            FindingKind::GiveBacksParked { changes, .. } => format!(
                 "we find out with our supplier whether it takes back {} of yours. We tell you the outcome.",
-                counted(give_backs.len(), "eSIM", "eSIMs")
+                counted(changes.len(), "eSIM", "eSIMs")
+            ),
+            FindingKind::ExtensionsParked { changes, .. } => format!(
+                "we find out with our supplier whether it has extended {} of yours. We tell you the outcome.",
+                counted(changes.len(), "eSIM", "eSIMs")
             ),
             FindingKind::OrdersFail { how, partner, failed, .. } => {
                 let them = match partner {

@@ -38,6 +38,7 @@ impl FindingKind {
             }
             Self::PurchasesLate { provider, .. }
             | Self::GiveBacksParked { provider, .. }
+            | Self::ExtensionsParked { provider, .. }
             | Self::LanesHeldBack { provider, .. } => vec![provider.clone()],
             // Not by the words of the reason, which may change while it lasts.
             Self::Parked {
@@ -146,6 +147,9 @@ impl FindingKind {
             Self::Parked { provider, .. } => format!("purchases at {provider} were on hold"),
             Self::GiveBacksParked { provider, .. } => {
                 format!("give-backs to {provider} were on hold")
+            }
+            Self::ExtensionsParked { provider, .. } => {
+                format!("extensions at {provider} were on hold")
             }
             Self::NoAddress { name, .. } => format!("webhooks of {name} had no address"),
             Self::Exhausted { endpoint: one } => endpoint(one, "had webhooks that were given up"),

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason, standing::EndpointState,
+    ExtensionId, OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason,
+    esim_change::EsimChangeKind, standing::EndpointState,
 };
 use store::{
     deliveries::endpoints::ListedEndpoint,
@@ -25,7 +26,10 @@ use super::{
     stages::Stage,
     waiting::{SANDBOX, WaitingWork},
 };
-use crate::operator::{give_backs::ListedGiveBack, placements::ListedPlacement};
+use crate::operator::{
+    esim_changes::{ListedEsimChange, ParkedExtension},
+    placements::ListedPlacement,
+};
 
 const REAL: &str = "usimsa";
 
@@ -104,9 +108,15 @@ fn purchase(at: OffsetDateTime) -> ListedPlacement {
     }
 }
 
-fn give_back(at: OffsetDateTime) -> ListedGiveBack {
-    ListedGiveBack {
+fn esim_change(kind: EsimChangeKind, at: OffsetDateTime) -> ListedEsimChange {
+    let extension = || ParkedExtension {
+        extension_id: ExtensionId::new(),
+        external_id: "more-1".to_owned(),
+        provider_option_id: "eu-5".to_owned(),
+    };
+    ListedEsimChange {
         topup_id: "tp_1".to_owned(),
+        extension: (kind == EsimChangeKind::Extension).then(extension),
         order_id: None,
         partner_id: PartnerId::new(),
         partner: Some("Acme".to_owned()),
@@ -200,10 +210,10 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
         purchases: vec![purchase(at)],
         in_all: 0,
     });
-    all.push(FindingKind::GiveBacksParked {
-        provider: REAL.to_owned(),
-        give_backs: vec![give_back(at)],
-    });
+    for kind in [EsimChangeKind::GiveBack, EsimChangeKind::Extension] {
+        let changes = vec![esim_change(kind, at)];
+        all.push(FindingKind::parked_changes(kind, REAL.to_owned(), changes));
+    }
     all.push(FindingKind::NoAddress {
         partner_id: Uuid::nil(),
         name: "Acme".to_owned(),

@@ -21,6 +21,7 @@ use super::{
     waiting::SANDBOX,
 };
 use crate::operator::{
+    esim_changes::ListedEsimChange,
     minute::minute,
     words::{counted, noun},
 };
@@ -126,6 +127,23 @@ fn what_waits(stage: Stage, waiting: u64, oldest: f64) -> String {
         noun(waiting, "waits", "wait"),
         lasted(oldest)
     )
+}
+
+/// Changes of eSIMs that are on hold at a provider.
+fn parked_changes(changes: &[ListedEsimChange], at: &str, provider: &str) -> String {
+    match changes {
+        [one] => format!(
+            "{} of {} {at} {provider} is on hold. Look there for its number {}; the last answer was: {}",
+            one.kind().with_article(),
+            one.partner.as_deref().unwrap_or("a partner"),
+            one.provider_unit_id.as_deref().unwrap_or("not known"),
+            one.message.as_deref().unwrap_or("no reason is recorded")
+        ),
+        several => {
+            let kind = several.first().map_or("", |one| one.kind().words());
+            format!("{} {kind} {at} {provider} are on hold", several.len())
+        }
+    }
 }
 
 impl FindingKind {
@@ -324,18 +342,8 @@ impl FindingKind {
                     ),
                 }
             }
-            Self::GiveBacksParked {
-                provider,
-                give_backs,
-            } => match &give_backs[..] {
-                [one] => format!(
-                    "a give-back of {} to {provider} is on hold. Look there for its number {}; the last answer was: {}",
-                    one.partner.as_deref().unwrap_or("a partner"),
-                    one.provider_unit_id.as_deref().unwrap_or("not known"),
-                    one.message.as_deref().unwrap_or("no reason is recorded")
-                ),
-                several => format!("{} give-backs to {provider} are on hold", several.len()),
-            },
+            Self::GiveBacksParked { provider, changes } => parked_changes(changes, "to", provider),
+            Self::ExtensionsParked { provider, changes } => parked_changes(changes, "at", provider),
             Self::NoAddress { name, webhooks, .. } => format!(
                 "{} of {name} {} for an address: {name} has set no URL for them",
                 times(*webhooks, "webhook", "webhooks"),
@@ -498,6 +506,9 @@ impl FindingKind {
             Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
             Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
             Self::GiveBacksParked { .. } => "Partners wait for the answer to their give-backs.",
+            Self::ExtensionsParked { .. } => {
+                "Customers wait for the data that partners have ordered for their eSIMs."
+            }
             Self::OrdersFail { how, .. } => match how {
                 FailureKind::Errors => {
                     "The partners whose orders fail. They repeat them under the same id, and nothing is bought twice."
@@ -610,7 +621,7 @@ impl FindingKind {
                 }
             },
             Self::Parked { .. } => "look each one up at the provider, then record the outcome",
-            Self::GiveBacksParked { .. } => {
+            Self::GiveBacksParked { .. } | Self::ExtensionsParked { .. } => {
                 "look each eSIM up at the provider, then record the outcome"
             }
             Self::OrdersFail { how, partner, .. } => match (how, partner) {
@@ -745,13 +756,20 @@ impl FindingKind {
                     "esimctl placement resolve {id} --bought|--not-bought|--retry --reason TEXT"
                 ))
             }
-            Self::GiveBacksParked { give_backs, .. } => {
-                let id = match &give_backs[..] {
+            Self::GiveBacksParked { changes, .. } | Self::ExtensionsParked { changes, .. } => {
+                let id = match &changes[..] {
                     [one] => one.topup_id.as_str(),
                     _ => "TOPUP_ID",
                 };
+                let found = match self {
+                    Self::GiveBacksParked { .. } => {
+                        "give-back resolve {id} --returned|--not-returned"
+                    }
+                    _ => "extension resolve {id} --added|--not-added",
+                };
                 Some(format!(
-                    "esimctl give-back resolve {id} --returned|--not-returned --reason TEXT"
+                    "esimctl {} --reason TEXT",
+                    found.replace("{id}", id)
                 ))
             }
             Self::Exhausted { endpoint } => Some(format!(

@@ -1,7 +1,10 @@
 //! The moments of an order's story, and those of its purchases in words, for the page of an order
 //! and for `esimctl order show`.
 
-use domain::{Command, HistoryKind, Reason, Stored, StoredReason};
+use domain::{
+    Command, EsimChangeState, HistoryKind, Reason, Stored, StoredReason,
+    esim_change::EsimChangeKind,
+};
 use serde::Serialize;
 use store::history::PlacementSnapshot;
 use time::OffsetDateTime;
@@ -85,9 +88,15 @@ pub enum MomentKind {
     },
     /// The profile of a unit was stored.
     Ready { topup_id: String },
-    /// The provider did not take a unit back.
-    NotGivenBack {
+    /// Something came of a give-back or an extension of a unit.
+    EsimChanged {
         topup_id: String,
+        change: EsimChangeKind,
+        /// The partner's id of an extension.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        external_id: Option<String>,
+        step: EsimChangeStep,
+        attempt: Option<i32>,
         reason: Option<String>,
     },
     /// An attempt to send a webhook.
@@ -111,6 +120,43 @@ pub enum MomentKind {
     },
     /// The order was erased.
     Erased,
+}
+
+/// What came of a give-back or an extension at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EsimChangeStep {
+    Asked,
+    /// The last attempt was recorded, right before it was sent.
+    Tried,
+    Done,
+    Refused,
+    OnHold,
+}
+
+impl EsimChangeStep {
+    /// The step to the end in this state; `None` if that is no end.
+    pub(super) fn to(state: EsimChangeState) -> Option<Self> {
+        match state {
+            EsimChangeState::Asked | EsimChangeState::Sending => None,
+            EsimChangeState::Done => Some(Self::Done),
+            EsimChangeState::Refused => Some(Self::Refused),
+            EsimChangeState::Parked => Some(Self::OnHold),
+        }
+    }
+
+    /// The step of a change in words.
+    pub fn told(self, change: &str, attempt: Option<i32>, reason: Option<&str>) -> String {
+        let text = match self {
+            Self::Asked => "was asked for".to_owned(),
+            Self::Tried => format!("was sent: try {}", attempt.unwrap_or_default()),
+            Self::Done => "was carried out".to_owned(),
+            Self::Refused => "was refused".to_owned(),
+            Self::OnHold => "was put on hold".to_owned(),
+        };
+        let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        format!("{change} {text}{why}")
+    }
 }
 
 /// A moment of the timeline.
@@ -215,16 +261,35 @@ pub fn told(what: &MomentKind) -> Option<String> {
                 attempt.map_or_else(String::new, |attempt| format!("try {attempt}: "));
             format!("{attempt}{text}")
         }
+        MomentKind::EsimChanged { .. } => return changed(what),
         MomentKind::Accepted
         | MomentKind::Refused
         | MomentKind::Cancelled
         | MomentKind::Acted { .. }
         | MomentKind::Ready { .. }
-        | MomentKind::NotGivenBack { .. }
         | MomentKind::Webhook { .. }
         | MomentKind::Due { .. }
         | MomentKind::Erased => return None,
     })
+}
+
+/// What came of a give-back or an extension.
+fn changed(what: &MomentKind) -> Option<String> {
+    let MomentKind::EsimChanged {
+        topup_id,
+        change,
+        external_id,
+        step,
+        attempt,
+        reason,
+    } = what
+    else {
+        return None;
+    };
+    let id = external_id.as_deref();
+    let id = id.map_or_else(String::new, |id| format!(" {id}"));
+    let change = format!("the {}{id} of topup {topup_id}", change.word());
+    Some(step.told(&change, *attempt, reason.as_deref()))
 }
 
 fn because(reason: &StoredReason) -> String {
@@ -254,7 +319,9 @@ fn resolved(before: Option<&PlacementSnapshot>, after: Option<&PlacementSnapshot
 pub fn is_off_the_path(what: &MomentKind) -> bool {
     let straight = matches!(
         what,
-        MomentKind::Attempted { .. } | MomentKind::Placed { by: None, .. }
+        MomentKind::Attempted { .. }
+            | MomentKind::Placed { by: None, .. }
+            | MomentKind::EsimChanged { .. }
     );
     !straight && told(what).is_some()
 }
