@@ -169,7 +169,7 @@ TABLE extensions
     CREATE UNIQUE INDEX extensions_external_id_key ON public.extensions USING btree (partner_id, external_id)
     CREATE UNIQUE INDEX extensions_open ON public.extensions USING btree (topup_id) WHERE (state = ANY (ARRAY['asked'::text, 'sending'::text, 'parked'::text]))
     CREATE TRIGGER deliver_new_profile AFTER UPDATE OF has_new_profile ON public.extensions FOR EACH ROW WHEN ((new.has_new_profile AND (NOT old.has_new_profile))) EXECUTE FUNCTION deliver_new_profile()
-    CREATE TRIGGER extension_ended AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> ALL (ARRAY['added'::text, 'refused'::text])))) EXECUTE FUNCTION extension_ended()
+    CREATE TRIGGER extension_ended AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> new.state))) EXECUTE FUNCTION extension_ended()
     CREATE TRIGGER topup_extension_noted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = 'added'::text) AND (old.state <> 'added'::text))) EXECUTE FUNCTION topup_extension_noted()
     POLICY all_rows USING true WITH CHECK true
 

@@ -101,8 +101,8 @@ ALTER POLICY work_of_stage ON work
                                   WHEN 'esim_notifier' THEN kind IN ('deliver', 'erase', 'moved', 'resend', 'notices')
                                   WHEN 'esim_ingress' THEN kind IN ('deliver', 'usage', 'give_back', 'extend') ELSE true END);
 
--- Whoever ends an extension tells its partner so. An eSIM that was extended is looked at soon if its partner wants to hear of its
--- use, which `poll_esims` checks.
+-- Whoever ends an extension tells its partner so, also that one was added after all. An eSIM that was extended is looked at soon
+-- if its partner wants to hear of its use, which `poll_esims` checks.
 CREATE FUNCTION extension_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
@@ -119,7 +119,7 @@ BEGIN
 END
 $$;
 CREATE TRIGGER extension_ended AFTER UPDATE OF state ON extensions FOR EACH ROW
-    WHEN (NEW.state IN ('added', 'refused') AND OLD.state NOT IN ('added', 'refused')) EXECUTE FUNCTION extension_ended();
+    WHEN (NEW.state IN ('added', 'refused') AND OLD.state <> NEW.state) EXECUTE FUNCTION extension_ended();
 
 -- Makes the webhooks of a topup due again, to all endpoints, because it has got another eSIM by an extension. An attempt that is
 -- in flight has the profile of before, so its result no longer counts.

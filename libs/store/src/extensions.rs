@@ -89,7 +89,7 @@ pub async fn claim(
                ORDER BY id FOR UPDATE SKIP LOCKED
            ), known AS MATERIALIZED (
                SELECT free.id, x.* FROM free JOIN extensions x ON x.topup_id = free.topup_id
-               WHERE x.topup_id = ANY (ARRAY (SELECT topup_id FROM free)) AND x.state IN ('asked', 'sending', 'parked')
+               WHERE x.topup_id = ANY (ARRAY (SELECT topup_id FROM free)) AND x.state NOT IN ('added', 'refused')
                FOR UPDATE OF x SKIP LOCKED
            ), open AS MATERIALIZED (
                SELECT * FROM known WHERE state <> 'parked'
@@ -101,7 +101,7 @@ pub async fn claim(
                                       UNION ALL
                                       SELECT id FROM free
                                       WHERE (SELECT true FROM extensions x
-                                             WHERE x.topup_id = free.topup_id AND x.state IN ('asked', 'sending', 'parked'))
+                                             WHERE x.topup_id = free.topup_id AND x.state NOT IN ('added', 'refused') LIMIT 1)
                                             IS NULL))
            )
            SELECT l.id AS "id!", l.extension_id AS "extension_id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!",
@@ -306,6 +306,7 @@ pub async fn settle(
         let now = after.unwrap_or(before);
         let is_done = after.is_some() && now.state == EsimChangeState::Done;
         let profile = settlement.profile.as_ref().filter(|_| is_done);
+        let mut has_new_profile = false;
         if let Some((iccid, profile)) = profile {
             let statement = sqlx::query!(
                 "UPDATE esims SET iccid = $2, profile = $3, code_digest = $4
@@ -315,7 +316,9 @@ pub async fn settle(
                 &profile.sealed,
                 profile.code_digest.as_deref(),
             );
-            statement.execute(&mut **transaction).await?;
+            // An eSIM that was erased meanwhile gets none.
+            let stored = statement.execute(&mut **transaction).await?;
+            has_new_profile = stored.rows_affected() > 0;
         }
         let name = |reason: EsimChangeReason| -> &'static str { reason.into() };
         let statement = sqlx::query!(
@@ -336,7 +339,7 @@ pub async fn settle(
             reason.as_ref().and_then(|(_, message)| message.as_deref()),
             now.state.is_over(),
             settlement.reference.as_deref(),
-            profile.is_some(),
+            has_new_profile,
         );
         statement.execute(&mut **transaction).await?;
         let again_in = (!now.state.is_over()).then_some(settlement.again_in);

@@ -10,6 +10,7 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the
 //!   machine.
+//! - [`extensions`]: more data for a delivered eSIM, against the same machine.
 //! - [`events`]: further events of an endpoint, and new URLs. [`use_events`]: those about the use
 //!   of eSIMs, and polls.
 //! - [`batches`]: the notifier's work that it does in batches.
@@ -64,6 +65,7 @@ mod drill;
 mod endpoints;
 mod esim_requests;
 mod events;
+mod extensions;
 mod first_page;
 mod flushed;
 mod further;

@@ -17,12 +17,13 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 17] = [
+const GROWING: [&str; 18] = [
     "orders",
     "placements",
     "topups",
     "esims",
     "esim_requests",
+    "extensions",
     "deliveries",
     "delivery_attempts",
     "further_deliveries",
@@ -38,7 +39,7 @@ const GROWING: [&str; 17] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "partner_id",
     "order_id",
     "placement_id",
@@ -51,6 +52,7 @@ const KEYS: [&str; 12] = [
     "resend_id",
     "reference",
     "request_id",
+    "extension_id",
 ];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
@@ -83,7 +85,7 @@ const EMPTY: [(&str, &str); 2] = rows! {
 const SMALL: [(&str, &str); 4] = rows! {
     "LEFT JOIN partner_key_uses u ON u.key_id = k.key_id" => "the further keys of a partner, of which there are at most nine";
     "FROM operator_sessions s LEFT JOIN operators o" => "one session and the operators, who are few";
-    "WHERE r.give_back = 'parked' AND" => "the parked give-backs, which are few and have an index of their own";
+    "WHERE r.give_back = 'parked' AND" => "the parked give-backs and extensions, which are few and have indexes of their own";
     "WHERE partner_id = $1 AND give_back = 'parked')" => "partner erase: the same";
 };
 

@@ -81,3 +81,8 @@ INSERT INTO history (order_id, placement_id, kind, at) SELECT id, id, 'unknown',
 INSERT INTO history (provider, kind, at) SELECT 'sandbox', 'breaker_opened', at FROM filled WHERE n % 50 = 0;
 INSERT INTO topup_changes (partner_id, at, topup_id, change)
 SELECT partner_id, at, to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), 'failed' FROM filled;
+INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state, asked_at,
+                        attempt, attempted_at, ended_at)
+SELECT id, partner_id, to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
+       'x-' || n, partner_id, 'option', CASE WHEN n % 1000 = 1 THEN 'parked' WHEN n > 59900 THEN 'asked' ELSE 'added' END, at, 1, at, at
+FROM filled WHERE n % 10 = 1;

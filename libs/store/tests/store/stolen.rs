@@ -9,7 +9,7 @@ use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::E
 use pg::schema::{self, DatabaseRole, ROLES};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::deliveries::{self, DeliveryClaim, DeliveryContent};
-use store::esim_requests;
+use store::{esim_requests, extensions};
 use testkit::rows;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -66,8 +66,10 @@ const CAN: [(&str, Claims); 5] = rows! {
            "INSERT INTO deliveries (delivery_id, partner_id, kind) VALUES (gen_random_uuid(), gen_random_uuid(), 'webhook.test')"]),
         ("put off webhooks, and mark one as delivered that was not sent",
          &["UPDATE work SET at = '9999-01-01'", "UPDATE deliveries SET state = 'delivered'"]),
-        ("ask for the give-back of any eSIM",
-         &["INSERT INTO esim_requests (topup_id, partner_id, provider, give_back) SELECT 'a', gen_random_uuid(), '', 'asked'"]),
+        ("ask for the give-back or the extension of any eSIM",
+         &["INSERT INTO esim_requests (topup_id, partner_id, provider, give_back) SELECT 'a', gen_random_uuid(), '', 'asked'",
+           "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+            VALUES (gen_random_uuid(), gen_random_uuid(), 'a', '', 'x', gen_random_uuid(), 'x')"]),
         ("record changes in the name of partners",
          &["INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
             VALUES (gen_random_uuid(), 'partner', 'x', 'x', 0, '', 'api')"]),
@@ -80,7 +82,8 @@ const CAN: [(&str, Claims); 5] = rows! {
          &["UPDATE placements SET state = 'accepted'", "UPDATE placements SET state = 'failed'", "UPDATE topups SET state = 'failed'"]),
         ("name the provider and its product",
          &["UPDATE placements SET provider = 'x', lane = 'x'", "UPDATE topups SET provider_option_id = 'x'"]),
-        ("give eSIMs back", &["UPDATE esim_requests SET give_back = 'returned'", "SELECT mark_returned('a')"]),
+        ("give eSIMs back and extend them",
+         &["UPDATE esim_requests SET give_back = 'returned'", "SELECT mark_returned('a')", "UPDATE extensions SET state = 'added'"]),
         ("create deliveries, in which it names an order and an option",
          &["INSERT INTO deliveries (delivery_id, partner_id, order_id, option_id, external_order_id)
             VALUES (gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'x')"]),
@@ -109,8 +112,9 @@ const CAN: [(&str, Claims); 5] = rows! {
         ("record actions of the console in the name of somebody who has an account or a session",
          &["INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
             VALUES (gen_random_uuid(), 'ana', 'x', 'x', 0, '', 'console')"]),
-        ("resolve parked placements and give-backs, which erases the profile of an eSIM that its provider has back",
-         &["SELECT resolve_placement(gen_random_uuid(), 'retry', NULL, NULL)", "SELECT resolve_give_back('a', 1, true)"]),
+        ("resolve parked placements, extensions and give-backs, which erases the profile of an eSIM that its provider has back",
+         &["SELECT resolve_placement(gen_random_uuid(), 'retry', NULL, NULL)", "SELECT resolve_give_back('a', 1, true)",
+           "SELECT resolve_extension(gen_random_uuid(), 1, true)"]),
         ("put off, make due or delete work", &["UPDATE work SET at = '9999-01-01'", "DELETE FROM work", "DELETE FROM held"]),
         ("mark a webhook as delivered that was not sent", &["UPDATE deliveries SET state = 'delivered'"]),
         ("send webhooks again and send tests",
@@ -151,7 +155,7 @@ const CANNOT: [(&str, Claims); 5] = rows! {
          &["INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())", "DELETE FROM work",
            "UPDATE providers SET open_until = NULL"]),
         ("change an option, an eSIM, or a partner's name, environment and limits",
-         &["UPDATE options SET provider_option_id = 'cheap'", "UPDATE esims SET profile = ''", "UPDATE esims SET iccid = '1'",
+         &["UPDATE extensions SET state = 'added'", "UPDATE options SET provider_option_id = 'cheap'", "UPDATE esims SET profile = ''", "UPDATE esims SET iccid = '1'",
            "UPDATE partners SET name = ''", "UPDATE partners SET environment = 'live'", "UPDATE partners SET max_in_flight = NULL",
            "UPDATE partners SET signed_body_required = false", "UPDATE partners SET disabled_at = NULL",
            "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())"]),
@@ -180,7 +184,8 @@ const CANNOT: [(&str, Claims); 5] = rows! {
          &["INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
            "UPDATE orders SET refused_at = now()", "SELECT refuse_order(gen_random_uuid(), true)"]),
         ("change what a partner has ordered, or a partner, an endpoint or an option",
-         &["UPDATE topups SET option_id = gen_random_uuid()", "UPDATE topups SET terms = '{}'",
+         &["UPDATE extensions SET option_id = gen_random_uuid()", "SELECT resolve_extension(gen_random_uuid(), 1, true)",
+           "UPDATE topups SET option_id = gen_random_uuid()", "UPDATE topups SET terms = '{}'",
            "UPDATE topups SET placement_id = gen_random_uuid()",
            "UPDATE placements SET partner_id = gen_random_uuid()", "UPDATE options SET enabled = false",
            "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "DELETE FROM esims"]),
@@ -209,6 +214,7 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE orders SET refused_at = now()", "SELECT refuse_order(gen_random_uuid(), true)"]),
         ("change a placement, a unit, an ICCID or the work of the provisioner",
          &["UPDATE placements SET state = 'accepted'", "UPDATE topups SET state = 'failed'", "UPDATE esims SET iccid = '1'",
+           "UPDATE extensions SET state = 'added'", "SELECT resolve_extension(gen_random_uuid(), 1, true)",
            "UPDATE walks SET days = 1", "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())"]),
         ("move a delivery to another partner", &["UPDATE deliveries SET partner_id = gen_random_uuid()",
            "UPDATE deliveries SET endpoint_id = gen_random_uuid()"]),
@@ -230,7 +236,8 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE options SET alternatives = '[]'", "UPDATE walks SET days = 1", "UPDATE esims SET profile = NULL", "SELECT mark_returned('a')",
            "UPDATE partners SET environment = 'live'", "UPDATE partners SET name = ''", "UPDATE partner_keys SET rights = '{order}'",
            "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
-           "UPDATE partner_endpoints SET told = NULL", "UPDATE providers SET name = 'another'", "UPDATE esim_requests SET attempt = 0"]),
+           "UPDATE partner_endpoints SET told = NULL", "UPDATE providers SET name = 'another'", "UPDATE esim_requests SET attempt = 0",
+           "UPDATE extensions SET state = 'added'"]),
         ("create work or a wait for another partner",
          &["UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
            "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())"]),
@@ -384,6 +391,7 @@ fn hostile(table: &str, column: &str, kind: &str) -> Vec<String> {
         ],
         ("topups", "state") => &["pending", "failed"],
         ("deliveries", "state") => &["pending", "delivered", "exhausted", "no_endpoint"],
+        ("extensions", "state") => &["asked", "sending", "added", "refused", "parked"],
         ("esim_requests", "give_back") => &["asked", "sending", "returned", "refused", "parked"],
         _ => &[],
     };
@@ -789,6 +797,37 @@ async fn a_request_asks_the_provider_of_its_esim_only() {
             )
             .await;
         assert_eq!(state, if is_asked { "asked" } else { "refused" });
+    }
+}
+
+/// The same for an extension.
+#[tokio::test]
+async fn an_extension_is_bought_at_the_provider_of_its_esim_for_its_partner_only() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let other = bench.partner(Some("https://other.example/")).await;
+    for (provider, by, is_bought) in [
+        (PROVIDER, partner, true),
+        ("another", partner, false),
+        (PROVIDER, other, false),
+    ] {
+        let topup = bench.deliveries(partner, 1, true).await.remove(0);
+        let ask = format!(
+            "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+             VALUES (gen_random_uuid(), '{by}', '{topup}', '{provider}', '{topup}', gen_random_uuid(), 'eu-5');
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             VALUES (derived_id('extend', '{topup}'), 'extend', '{provider}', '{topup}', '{by}', now())"
+        );
+        execute(&mut connect(&bench, "ingress").await, &ask).await;
+        let id = "SELECT id FROM work WHERE kind = 'extend' AND lane = $1";
+        let id: Uuid = bench.value(id, &topup).await;
+        let mut connection = bench.connection().await;
+        let claim = esim_requests::RequestClaim::Due;
+        let claimed = extensions::claim(&mut connection, provider, &[id], LEASE, claim).await;
+        assert_eq!(claimed.unwrap().len(), usize::from(is_bought), "{provider}");
+        let state = "SELECT state FROM extensions WHERE topup_id = $1";
+        let state: String = bench.value(state, &topup).await;
+        assert_eq!(state, if is_bought { "asked" } else { "refused" });
     }
 }
 

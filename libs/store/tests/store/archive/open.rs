@@ -1,6 +1,9 @@
 //! What keeps an order in the tables, and what partners ask while it leaves them.
 
-use desk::self_service::esims;
+use desk::self_service::{
+    esims,
+    extensions::{ExtensionOrdered, order as order_extension},
+};
 use domain::PartnerId;
 use pg::{
     TransactionEnd,
@@ -12,16 +15,23 @@ use tools::archive;
 use uuid::Uuid;
 
 use super::accepted_ago;
-use crate::bench::{Bench, applied, bought_pending, parked, placement, topups};
+use crate::{
+    bench::{Bench, applied, bought_pending, parked, placement, topups},
+    extensions,
+};
 
 /// Each of these keeps an order in the tables until it is undone.
-const UNFINISHED: [(&str, &str); 10] = testkit::rows! {
+const UNFINISHED: [(&str, &str); 12] = testkit::rows! {
     // A give-back whose next look nobody has planned is as open as one that is due.
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'sending' FROM topups" => "DELETE FROM esim_requests";
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'parked' FROM topups"
         => "UPDATE esim_requests SET give_back = 'refused'";
+    "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state)
+     SELECT gen_random_uuid(), gen_random_uuid(), topup_id, 'sandbox', 'more', gen_random_uuid(), 'eu-5', 'sending' FROM topups"
+        => "UPDATE extensions SET state = 'added'";
+    "UPDATE extensions SET state = 'parked'" => "UPDATE extensions SET state = 'refused'";
     "INSERT INTO work SELECT placement_id, 'look_up', 'sandbox', '', partner_id, now() FROM placements"
         => "DELETE FROM work";
     // A report of the provider that no answer has confirmed.
@@ -82,10 +92,9 @@ async fn ends_after_a_wait<T>(
 async fn nothing_is_asked_about_an_order_that_is_being_archived() {
     let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
-    for asks_to_give_back in [true, false] {
-        let order = bench
-            .delivered(partner, &format!("o-{asks_to_give_back}"), 500)
-            .await;
+    let option = bench.option().await;
+    for asked in ["give_back", "extend", "usage"] {
+        let order = bench.delivered(partner, asked, 500).await;
         let topup = topups(&order).remove(0);
         let mut archive = bench.ripe(10).await;
         let mut connection = bench.connection().await;
@@ -103,10 +112,15 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
             .unwrap();
         let mut partners = bench.connection().await;
         let asking = async {
-            if asks_to_give_back {
-                esims::ask_give_back(&mut partners, partner, &topup).await
-            } else {
-                esims::ask_usage(&mut partners, partner, &topup).await
+            match asked {
+                "give_back" => esims::ask_give_back(&mut partners, partner, &topup).await,
+                "extend" => {
+                    let new = extensions::new(&topup, "more-1", option);
+                    let answer = order_extension(&mut partners, partner, new).await?;
+                    assert!(matches!(answer, ExtensionOrdered::NotReady), "{answer:?}");
+                    Ok(())
+                }
+                _ => esims::ask_usage(&mut partners, partner, &topup).await,
             }
         };
         let commit = async {
@@ -114,7 +128,9 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
             archiving.end_once(transaction, done).await.unwrap();
         };
         ends_after_a_wait(&bench, asking, commit).await.unwrap();
-        assert_eq!(bench.count_of("esim_requests").await, 0);
+        for table in ["esim_requests", "extensions"] {
+            assert_eq!(bench.count_of(table).await, 0, "{table}");
+        }
     }
 }
 
