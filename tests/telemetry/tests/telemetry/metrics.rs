@@ -188,8 +188,18 @@ async fn the_table_is_what_there_is() {
     );
     let give_back = shop.client.post(String::new()).path(&path);
     assert_eq!(give_back.send().await.unwrap().status, 409);
-    // A block is told to a partner with a verified channel.
+    // The provider has no such package, which ends the extension.
     let mut database = stack.database.connect().await.unwrap();
+    let extension = "WITH x AS (
+            INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+            SELECT gen_random_uuid(), p.partner_id, t.topup_id, p.provider, 'more-1', t.option_id, 'none'
+            FROM topups t JOIN placements p USING (placement_id) WHERE t.topup_id = $1
+            RETURNING topup_id, provider, partner_id)
+        INSERT INTO work (id, kind, provider, lane, partner_id, at)
+        SELECT derived_id('extend', topup_id), 'extend', provider, topup_id, partner_id, now() FROM x";
+    let extending = sqlx::query(extension).bind(&bought[0].topup_id);
+    extending.execute(&mut database).await.unwrap();
+    // A block is told to a partner with a verified channel.
     let channel = "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, events, verified_at)
                    SELECT gen_random_uuid(), partner_id, 1, 'notices', url, '{}', now() FROM partner_endpoints";
     sqlx::query(channel).execute(&mut database).await.unwrap();
