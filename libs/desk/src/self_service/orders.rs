@@ -429,6 +429,7 @@ mod tests {
             external_order_id: String::new(),
             refused: false,
             cancelled_at: None,
+            metadata: None,
             created_at: OffsetDateTime::UNIX_EPOCH,
         };
         for (ready, returned, failed, state) in [
