@@ -205,7 +205,7 @@ pub async fn set_aside(connection: &mut PgConnection, id: ExtensionId, why: &str
     let statement = sqlx::query!(
         "WITH done AS (
              DELETE FROM work
-             WHERE id IN (SELECT derived_id('extend', x.topup_id) FROM extensions x WHERE x.extension_id = $1)
+             WHERE id = ANY (ARRAY (SELECT derived_id('extend', x.topup_id) FROM extensions x WHERE x.extension_id = $1))
          )
          UPDATE extensions
          SET state = CASE WHEN state = 'asked' THEN 'refused' ELSE 'parked' END, reason = $2, message = $3, ended_at = now()
@@ -276,7 +276,8 @@ pub async fn settle(
         // archive misses the event that follows.
         let query = sqlx::query!(
             r#"SELECT x.topup_id, x.state, x.attempt, x.not_added_at IS NOT NULL AS "not_added!"
-               FROM keep_order_of_extension($1) kept JOIN extensions x ON x.extension_id = kept
+               FROM extensions x
+               WHERE x.extension_id = ANY (ARRAY (SELECT kept FROM keep_order_of_extension($1) kept))
                FOR UPDATE OF x"#,
             id.uuid(),
         );

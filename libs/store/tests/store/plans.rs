@@ -65,7 +65,8 @@ const WALKS: [(&str, &str); 1] = rows! {
 };
 
 /// Statements that read a narrow table whole, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 5] = rows! {
+const COUNTS: [(&str, &str); 6] = rows! {
+    "WHERE x.state = 'parked' AND" => "the parked extensions: they are few, and so are all that are open";
     "FROM held\n           WHERE state = 'exhausted' GROUP BY" => "an operator's look at all endpoints: one pass instead of a look-up for each";
     "FROM work\n           WHERE kind = 'deliver' AND provider = '' GROUP BY" => "the same";
     "FROM (SELECT partner_id, id FROM work" => "the list of partners: up to 50,000 purchases that wait";

@@ -681,8 +681,15 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
         (&own, &own, true),
     ] {
         for kind in EventKind::choices() {
-            // These two are not true: the unit has failed, and the order was not cancelled.
-            let is_true = !matches!(kind, EventKind::TopupOnHold | EventKind::OrderCancelled);
+            // These are not true: the unit has failed, the order was not cancelled, and nobody has
+            // extended it.
+            let is_true = !matches!(
+                kind,
+                EventKind::TopupOnHold
+                    | EventKind::OrderCancelled
+                    | EventKind::ExtensionReady
+                    | EventKind::ExtensionFailed
+            );
             let is_sent = is_sent && is_true;
             let id = DeliveryId::new();
             let forge = format!(

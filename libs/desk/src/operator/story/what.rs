@@ -319,9 +319,7 @@ fn resolved(before: Option<&PlacementSnapshot>, after: Option<&PlacementSnapshot
 pub fn is_off_the_path(what: &MomentKind) -> bool {
     let straight = matches!(
         what,
-        MomentKind::Attempted { .. }
-            | MomentKind::Placed { by: None, .. }
-            | MomentKind::EsimChanged { .. }
+        MomentKind::Attempted { .. } | MomentKind::Placed { by: None, .. }
     );
     !straight && told(what).is_some()
 }
