@@ -86,3 +86,7 @@ INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_i
 SELECT id, partner_id, to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
        'x-' || n, partner_id, 'option', CASE WHEN n % 1000 = 1 THEN 'parked' WHEN n > 59900 THEN 'asked' ELSE 'added' END, at, 1, at, at
 FROM filled WHERE n % 10 = 1;
+INSERT INTO work (id, kind, provider, lane, partner_id, at)
+SELECT md5('extend ' || n)::uuid, 'extend', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
+       to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id, now() + make_interval(secs => n - 59500)
+FROM filled WHERE n > 59000;

@@ -302,7 +302,7 @@ const EXTENSION: Before = &[
     "DELETE FROM extensions",
     "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state,
                              attempt, reason, message, ended_at)
-     SELECT gen_random_uuid(), partner_id, topup_id, 'sandbox', 'more-1', gen_random_uuid(), 'eu-5', 'parked',
+     SELECT gen_random_uuid(), partner_id, topup_id, 'sandbox', 'more ' || topup_id, gen_random_uuid(), 'eu-5', 'parked',
             1, 'unknown', 'timeout', now()
      FROM deliveries WHERE kind = 'topup.ready'",
 ];
