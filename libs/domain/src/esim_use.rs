@@ -7,9 +7,9 @@
 //! one that is not among them is news. A milestone that follows from a later one is reached with it
 //! and not told: of an eSIM that is used up nobody has to hear that three quarters are.
 //!
-//! An eSIM that was extended has a new [`EsimPlan`], which reaches most milestones again. It is known
-//! by what the provider says, and not by the extension, because providers count with a delay of
-//! hours, in which an extended eSIM still looks used up.
+//! An eSIM that was extended has a new [`EsimPlan`], which reaches most milestones again. It is
+//! known by what the provider says, and not by the extension, because providers count with a delay
+//! of hours, in which an extended eSIM still looks used up.
 
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime, serde::rfc3339};

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Dialect, Outcome, Product, Reply, TOPUP, TOPUP_PATH, USAGE, Usage, Usimsa, of_unit, state,
-    unknown_code,
+    calls::{Dialect, TOPUP, TOPUP_PATH, USAGE, Usimsa, UsimsaOutcome, of_unit},
+    wire::{UsimsaProduct, UsimsaReply, UsimsaUsage, state, unknown_code},
 };
 use crate::providers::{
     extension::{
@@ -33,14 +33,14 @@ const EXTENSION: &str = "/api/v2/extend/{extensionId}";
 const EXTENSIONS: &str = "/api/v2/topup/{topupId}/extensions";
 
 /// The failure table of an extension.
-pub(super) fn of_extension(dialect: Dialect, code: &str) -> Outcome {
+pub(super) fn of_extension(dialect: Dialect, code: &str) -> UsimsaOutcome {
     match (dialect, code) {
-        (_, "0000") => Outcome::Done,
+        (_, "0000") => UsimsaOutcome::Done,
         // The request is malformed; it is not documented which other code refuses an extension.
         (Dialect::Usimsa, "9998")
         // No such option or eSIM; out of stock; the state of the eSIM does not allow it.
-        | (Dialect::Sandbox, "9000" | "9001" | "9005" | "9006") => Outcome::Rejected,
-        _ => Outcome::Unknown,
+        | (Dialect::Sandbox, "9000" | "9001" | "9005" | "9006") => UsimsaOutcome::Rejected,
+        _ => UsimsaOutcome::Unknown,
     }
 }
 
@@ -88,7 +88,7 @@ struct SandboxOffer {
 /// A response with all of its fields. Those of purchases are read only as far as they are needed,
 /// so that nothing in another field makes a purchase unreadable.
 pub(super) struct WholeReply {
-    pub(super) reply: Reply,
+    pub(super) reply: UsimsaReply,
     pub(super) all: Map<String, Value>,
 }
 
@@ -112,7 +112,7 @@ impl Usimsa {
         let headers = self.signed(&method, path)?;
         let (status, body) = self.exchange(method, path, route, json, headers).await?;
         Ok(WholeReply {
-            reply: Reply::read(status, &body)?,
+            reply: UsimsaReply::read(status, &body)?,
             all: parse(&body)?,
         })
     }
@@ -188,7 +188,7 @@ impl Usimsa {
         let path = of_unit(USAGE, esim)?;
         let reply = self.call(Method::GET, &path, USAGE, None).await?;
         let usage = match (reply.code.as_str(), &reply.usage) {
-            ("0000", Some(usage)) if reply.is_success() => parse_part::<Usage>(usage)?,
+            ("0000", Some(usage)) if reply.is_success() => parse_part::<UsimsaUsage>(usage)?,
             ("9001", _) => {
                 let reason = "the provider has no such eSIM".to_owned();
                 return Ok(BeforeExtension::Refused(reason));
@@ -300,7 +300,7 @@ pub(super) fn added(
     }
     let text = |name: &str| part(reply, name).and_then(Value::as_str).map(str::to_owned);
     let unit_id = text("topupId");
-    let product = Product {
+    let product = UsimsaProduct {
         unit_id: String::new(),
         option_id: None,
         iccid: Some(named.to_owned()),
