@@ -283,7 +283,10 @@ impl Walk {
                    SELECT page.topup_id, p.partner_id, p.created_at,
                           -- There is no profile and there will be none. A parked placement may still get one.
                           page.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked' AS never,
-                          d.state = 'delivered' AS delivered,
+                          -- An extension that is open may bring it another profile.
+                          d.state = 'delivered' AND (SELECT true FROM extensions x
+                                                     WHERE x.topup_id = page.topup_id AND x.state IN ('asked', 'sending', 'parked'))
+                                                    IS NULL AS delivered,
                           d.delivered_at + make_interval(days => $4) AS ends_at
                    FROM page
                    JOIN placements p ON p.placement_id = page.placement_id
@@ -350,7 +353,10 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Rete
                SELECT lane AS topup_id FROM work WHERE kind = 'erase' AND provider = '' AND at <= now()
                ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), unit AS MATERIALIZED (
-               SELECT t.topup_id, derived_id('erase', t.topup_id) AS work_id, d.state = 'delivered' AS delivered,
+               SELECT t.topup_id, derived_id('erase', t.topup_id) AS work_id,
+                      d.state = 'delivered' AND (SELECT true FROM extensions x
+                                                 WHERE x.topup_id = t.topup_id AND x.state IN ('asked', 'sending', 'parked'))
+                                                IS NULL AS delivered,
                       d.delivered_at + make_interval(days => r.days) AS ends_at,
                       -- There is no profile and there will be none, or profiles are now kept for ever.
                       r.days IS NULL OR (t.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked') AS never

@@ -82,7 +82,7 @@ BEGIN
         RETURN QUERY
             SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8, r.plan,
                    -- A row of before has only its last reading.
-                   greatest(r.most_data, r.data_total), greatest(r.latest_end, r.ends_at)
+                   coalesce(r.most_data, nullif(r.data_total, 0)), coalesce(r.latest_end, r.ends_at)
             FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
             WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
             FOR UPDATE OF r;
@@ -90,6 +90,14 @@ BEGIN
 END
 $$;
 REVOKE EXECUTE ON FUNCTION begin_reading(text) FROM PUBLIC;
+-- Programs of before go on calling it while later migrations wait for their locks.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim_provisioner') THEN
+        GRANT EXECUTE ON FUNCTION begin_reading(text) TO esim_provisioner;
+    END IF;
+END
+$$;
 
 -- The work that is about a topup and no delivery or placement.
 CREATE OR REPLACE FUNCTION work_of_topup(topup_id text) RETURNS uuid[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -141,7 +149,10 @@ BEGIN
         ON CONFLICT DO NOTHING
     ), due AS (
         INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM chosen
+        -- An attempt that may be in flight ends first, so that it does not overtake the new profile.
+        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id,
+               CASE WHEN state = 'pending' THEN now() + interval '30 seconds' ELSE now() END
+        FROM chosen
         WHERE state <> 'no_endpoint'
         ON CONFLICT (id) DO UPDATE SET at = excluded.at
     ), released AS (

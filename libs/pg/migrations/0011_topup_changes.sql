@@ -8,10 +8,11 @@ CREATE TABLE topup_changes (
     -- The begin of the transaction that made it. A failure counts from when its order can no longer be answered with 422.
     at timestamptz NOT NULL,
     topup_id text COLLATE "C" NOT NULL,
-    change text COLLATE "C" NOT NULL CONSTRAINT topup_changes_change CHECK (change IN ('failed', 'extended', 'returned')),
+    change text COLLATE "C" NOT NULL,
     CONSTRAINT topup_changes_pkey PRIMARY KEY (partner_id, at, topup_id, change),
     CONSTRAINT topup_changes_bounds CHECK (
-        at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00' AND octet_length(topup_id) <= 100000)
+        at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
+        AND greatest(octet_length(topup_id), octet_length(change)) <= 100000)
 );
 CREATE INDEX topup_changes_topup ON topup_changes (topup_id);
 CREATE POLICY all_rows ON topup_changes USING (true) WITH CHECK (true);

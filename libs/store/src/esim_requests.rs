@@ -349,7 +349,10 @@ pub async fn record_reading(
              UPDATE esim_requests
              SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
                  usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL, polled_at = NULL,
-                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN $8::timestamptz END,
+                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN coalesce($8::timestamptz, (
+                     -- The provider may not count an extension of the last day yet.
+                     SELECT now() + interval '1 hour' FROM extensions x
+                     WHERE x.topup_id = $1 AND x.state = 'added' AND x.ended_at > now() - interval '1 day' LIMIT 1)) END,
                  plan = $9, most_data = $10, latest_end = $11,
                  downloaded_at = CASE WHEN $12 THEN coalesce(downloaded_at, now()) END
              WHERE topup_id = $1",

@@ -65,6 +65,9 @@ pub struct ClaimedExtension {
     pub now: EsimChange,
     /// What was true before the last attempt.
     pub baseline: Baseline,
+    /// Another extension of the eSIM was added within the last hours, so a provider that counts
+    /// late may show that one only now.
+    pub follows_another: bool,
     /// The time since the partner asked for it.
     pub asked_age: Duration,
     /// The time since its last attempt was recorded.
@@ -112,6 +115,9 @@ pub async fn claim(
                   l.not_added_at IS NOT NULL AS "not_added!", l.baseline::text AS "baseline?",
                   (SELECT data_mb FROM options o WHERE o.option_id = l.option_id) AS "data_mb?",
                   (SELECT days FROM options o WHERE o.option_id = l.option_id) AS "days?",
+                  EXISTS (SELECT FROM extensions y
+                          WHERE y.topup_id = l.topup_id AND y.state = 'added' AND y.ended_at > now() - interval '6 hours')
+                      AS "follows_another!",
                   extract(epoch FROM now() - l.asked_at)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
@@ -155,6 +161,7 @@ struct Row {
     baseline: Option<String>,
     data_mb: Option<i32>,
     days: Option<i32>,
+    follows_another: bool,
     asked_age: f64,
     attempt_age: f64,
 }
@@ -187,6 +194,7 @@ fn read(row: Row) -> Result<ClaimedExtension> {
             not_done: row.not_added,
         },
         baseline,
+        follows_another: row.follows_another,
         asked_age: age(row.asked_age),
         attempt_age: age(row.attempt_age),
     })
@@ -203,13 +211,13 @@ pub async fn set_aside(connection: &mut PgConnection, id: ExtensionId, why: &str
     );
     let name: &str = EsimChangeReason::Unreadable.into();
     let statement = sqlx::query!(
-        "WITH done AS (
-             DELETE FROM work
-             WHERE id = ANY (ARRAY (SELECT derived_id('extend', x.topup_id) FROM extensions x WHERE x.extension_id = $1))
+        "WITH ended AS (
+             UPDATE extensions
+             SET state = CASE WHEN state = 'asked' THEN 'refused' ELSE 'parked' END, reason = $2, message = $3, ended_at = now()
+             WHERE extension_id = $1 AND state NOT IN ('added', 'refused', 'parked')
+             RETURNING topup_id
          )
-         UPDATE extensions
-         SET state = CASE WHEN state = 'asked' THEN 'refused' ELSE 'parked' END, reason = $2, message = $3, ended_at = now()
-         WHERE extension_id = $1 AND state NOT IN ('added', 'refused', 'parked')",
+         DELETE FROM work WHERE id = ANY (ARRAY (SELECT derived_id('extend', topup_id) FROM ended))",
         id.uuid(),
         name,
         why,
@@ -235,7 +243,10 @@ pub async fn begin(
     let statement = sqlx::query!(
         "UPDATE extensions
          SET state = $2, attempt = $3, attempted_at = now(), not_added_at = NULL, baseline = $6::text::jsonb
-         WHERE extension_id = $1 AND state = $4 AND attempt = $5",
+         WHERE extension_id = $1 AND state = $4 AND attempt = $5
+           -- A program that does not know extensions may have begun to give the eSIM back.
+           AND NOT EXISTS (SELECT FROM esim_requests r
+                           WHERE r.topup_id = extensions.topup_id AND r.give_back IN ('asked', 'sending', 'parked', 'returned'))",
         id.uuid(),
         state_name(begun.state),
         pg::signed(begun.attempt),
@@ -291,6 +302,11 @@ pub async fn settle(
         };
         let mut event = settlement.event;
         let mut reason = settlement.reason.clone();
+        // A response that comes after the end changes nothing, above all not the work of the next
+        // extension of this eSIM.
+        if before.state.is_over() && event.is_none_or(|event| before.after(event).is_err()) {
+            return Ok(TransactionEnd::Rollback((Some(before.state), false)));
+        }
         if let (Some(EsimChangeEvent::Done), Some((_, profile))) = (event, &settlement.profile) {
             let query = sqlx::query_scalar!(
                 r#"SELECT EXISTS (SELECT FROM esims WHERE code_digest = $2 AND topup_id <> $1) AS "taken!""#,
@@ -303,10 +319,12 @@ pub async fn settle(
                 reason = Some((EsimChangeReason::Unknown, Some(said)));
             }
         }
-        let after = event.and_then(|event| before.after(event).ok());
-        let now = after.unwrap_or(before);
-        let is_done = after.is_some() && now.state == EsimChangeState::Done;
-        let profile = settlement.profile.as_ref().filter(|_| is_done);
+        let is_done =
+            |event| before.after(event).map(|after| after.state) == Ok(EsimChangeState::Done);
+        let profile = settlement
+            .profile
+            .as_ref()
+            .filter(|_| event.is_some_and(is_done));
         let mut has_new_profile = false;
         if let Some((iccid, profile)) = profile {
             let statement = sqlx::query!(
@@ -317,10 +335,18 @@ pub async fn settle(
                 &profile.sealed,
                 profile.code_digest.as_deref(),
             );
-            // An eSIM that was erased meanwhile gets none.
+            // An eSIM that was erased meanwhile gets none, so somebody has to decide what becomes
+            // of the one that is paid.
             let stored = statement.execute(&mut **transaction).await?;
             has_new_profile = stored.rows_affected() > 0;
+            if !has_new_profile {
+                event = Some(EsimChangeEvent::Park(before.attempt));
+                let said = "the topup was erased, so it cannot take its new eSIM".to_owned();
+                reason = Some((EsimChangeReason::Unknown, Some(said)));
+            }
         }
+        let after = event.and_then(|event| before.after(event).ok());
+        let now = after.unwrap_or(before);
         let name = |reason: EsimChangeReason| -> &'static str { reason.into() };
         let statement = sqlx::query!(
             "UPDATE extensions

@@ -200,8 +200,9 @@ struct ExtensionData<'a> {
     /// What was to be added.
     #[schema(value_type = Uuid)]
     option_id: OptionId,
-    /// Whether the provider has sold another eSIM instead. Then the webhook of the topup comes again,
-    /// with the new eSIM.
+    /// Whether the provider has sold another eSIM instead. Then the webhook of the topup comes
+    /// again, with the new eSIM and the same `webhook-id`. A program that drops repeats looks the
+    /// topup up.
     new_esim: bool,
     /// Why nothing was added.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -114,6 +114,12 @@ impl ProviderContext {
             .find_extension(extension, &claimed.baseline)
             .await;
         match seen {
+            Ok(ExtensionSeen::Added(_))
+                if claimed.follows_another && find != FindExtension::Exact =>
+            {
+                let said = "what the provider shows may be the extension before this one";
+                self.extension_unknown(claimed, said).await
+            }
             Ok(ExtensionSeen::Added(added)) => self.added(claimed, added).await,
             Ok(ExtensionSeen::Refused { status, message }) => {
                 let event = EsimChangeEvent::Refused(attempt);

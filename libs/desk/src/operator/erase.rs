@@ -324,6 +324,8 @@ pub async fn partner(
              DELETE FROM resends WHERE partner_id = $1
          ), refused AS (
              DELETE FROM refused_requests WHERE partner_id = $1
+         ), extended AS (
+             UPDATE extensions SET message = NULL WHERE partner_id = $1 AND message IS NOT NULL
          ), events AS (
              DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id, topup_id
          ), unlinked AS (
@@ -355,7 +357,8 @@ pub async fn partner(
     })
 }
 
-/// Erases the next orders of a partner, at most `limit`, that come after `after`. Returns the next
+/// Erases the next orders of a partner, also those that were refused, which may have metadata, at
+/// most `limit`, that come after `after`. Returns the next
 /// `after` if more may be left.
 pub async fn partner_batch(
     connection: &mut PgConnection,
@@ -366,7 +369,7 @@ pub async fn partner_batch(
     transaction!(connection, "erase::partner_batch", |transaction| {
         let query = sqlx::query_scalar!(
             "SELECT order_id FROM orders
-         WHERE partner_id = $1 AND order_id > $2 AND refused_at IS NULL
+         WHERE partner_id = $1 AND order_id > $2
          ORDER BY order_id LIMIT $3",
             partner_id.uuid(),
             after.map_or(Uuid::nil(), OrderId::uuid),

@@ -35,6 +35,9 @@ pub struct EsimRequests {
     pub give_back: Option<GiveBackView>,
     /// Whether it is being extended.
     pub extending: bool,
+    /// Whether its provider has sold it instead of extending another one. It cannot be given back,
+    /// because the purchase of the topup is that of the other one.
+    pub is_replacement: bool,
     /// Since when it is downloaded and not installed, if its provider has said so again.
     pub in_trouble_since: Option<OffsetDateTime>,
 }
@@ -68,7 +71,8 @@ pub async fn requests(
                   r.give_back AS "give_back?", r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "ended_at?",
                   r.reason AS "reason?", r.message AS "message?",
                   EXISTS (SELECT FROM extensions x
-                          WHERE x.topup_id = u.topup_id AND x.state IN ('asked', 'sending', 'parked')) AS "extending!"
+                          WHERE x.topup_id = u.topup_id AND x.state IN ('asked', 'sending', 'parked')) AS "extending!",
+                  EXISTS (SELECT FROM extensions x WHERE x.topup_id = u.topup_id AND x.has_new_profile) AS "is_replacement!"
            FROM partner_units u LEFT JOIN esim_requests r ON r.topup_id = u.topup_id
            WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
@@ -117,6 +121,7 @@ pub async fn requests(
         failure,
         give_back,
         extending: row.extending,
+        is_replacement: row.is_replacement,
         in_trouble_since: row.in_trouble_since,
     })))
 }
@@ -261,7 +266,8 @@ pub async fn give_back(
          SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
-           AND NOT EXISTS (SELECT FROM extensions x WHERE x.topup_id = $2 AND x.state IN ('asked', 'sending', 'parked'))
+           AND NOT EXISTS (SELECT FROM extensions x
+                           WHERE x.topup_id = $2 AND (x.state IN ('asked', 'sending', 'parked') OR x.has_new_profile))
          ON CONFLICT (topup_id) DO UPDATE
          SET give_back = 'asked', give_back_asked_at = now(),
              not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL

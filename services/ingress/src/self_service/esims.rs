@@ -345,6 +345,9 @@ pub(super) async fn give_back(
         if before.extending {
             return Err(ErrorCode::EsimExtending.into());
         }
+        if before.is_replacement {
+            return Err(ErrorCode::GiveBackNotAvailable.into());
+        }
         let rates = session.gate().admission.rates.of(&session.partner);
         rates.count_esim_request()?;
         let asking = session

@@ -63,7 +63,8 @@ struct ExtensionResponse {
     option_id: OptionId,
     state: State,
     /// Whether the provider has sold another eSIM instead of extending this one. Then the topup has
-    /// the new eSIM, and its webhook comes again.
+    /// the new eSIM, and its webhook comes again with the same `webhook-id`. A program that drops
+    /// repeats looks the topup up.
     new_esim: bool,
     /// The error code of a refusal, such as `extension_refused`; null unless it is `refused`.
     code: Option<&'static str>,

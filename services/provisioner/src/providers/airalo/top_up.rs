@@ -155,6 +155,12 @@ impl AiraloCalls {
         if is_for_another || !order.is_top_up() || order.package_id != priced.product {
             return Err(Trouble::not_understood("the response is another order"));
         }
+        if let Some(status) = order.failure() {
+            return Ok(ExtendResponse::Refused {
+                status: status.to_owned(),
+                message: "the order has failed".to_owned(),
+            });
+        }
         added(&order).map(ExtendResponse::Added)
     }
 

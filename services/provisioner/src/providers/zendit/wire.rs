@@ -405,15 +405,16 @@ impl Plans {
             None => Custody::Returnable,
         };
         let (data_used, data_total) = self.data().unzip();
-        // With several plans, the last one to end says until when the eSIM can be used.
+        // With several plans, the last one to end says until when the eSIM can be used. One without
+        // an end has not begun, so it will end after all others.
         let ends = self.list.iter().map(|plan| plan.end_at.as_deref());
-        let ends = ends.map(|end| end.and_then(time));
+        let ends: Option<Vec<_>> = ends.map(|end| end.and_then(time)).collect();
         Ok(EsimStatus {
             reading: Reading {
                 installed: is_installed.then_some(true),
                 data_used,
                 data_total,
-                ends_at: ends.max().flatten(),
+                ends_at: ends.and_then(|ends| ends.into_iter().max()),
                 as_of: None,
                 only_downloaded: false,
             },
