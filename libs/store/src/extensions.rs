@@ -19,7 +19,7 @@ use domain::{
     esim_change::{EsimChange, EsimChangeEvent},
     extension::Baseline,
 };
-use pg::{Error, Result, TransactionEnd, age, seconds, transaction, unsigned};
+use pg::{Error, Result, Transaction, TransactionEnd, age, seconds, transaction, unsigned};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -370,19 +370,30 @@ pub async fn settle(
         );
         statement.execute(&mut **transaction).await?;
         let again_in = (!now.state.is_over()).then_some(settlement.again_in);
-        let statement = sqlx::query!(
-            "WITH over AS (
+        look_again(transaction, id, &row.topup_id, again_in).await?;
+        Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
+    })
+}
+
+/// Sets when an extension is looked at next; `None` if it is over.
+async fn look_again(
+    transaction: &mut Transaction<'_>,
+    id: ExtensionId,
+    topup_id: &str,
+    again_in: Option<Duration>,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH over AS (
                  DELETE FROM work WHERE id = derived_id('extend', $1) AND $2::float8 IS NULL
              )
              INSERT INTO work (id, kind, provider, lane, partner_id, at)
              SELECT derived_id('extend', topup_id), 'extend', provider, topup_id, partner_id, now() + make_interval(secs => $2)
              FROM extensions WHERE extension_id = $3 AND $2 IS NOT NULL
              ON CONFLICT (id) DO UPDATE SET at = excluded.at",
-            row.topup_id,
-            again_in.map(seconds),
-            id.uuid(),
-        );
-        statement.execute(&mut **transaction).await?;
-        Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
-    })
+        topup_id,
+        again_in.map(seconds),
+        id.uuid(),
+    );
+    statement.execute(&mut **transaction).await?;
+    Ok(())
 }

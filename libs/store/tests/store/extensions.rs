@@ -562,6 +562,9 @@ async fn a_new_profile_is_delivered_although_the_old_one_was_or_is_on_its_way() 
         assert_eq!(state, Some(EsimChangeState::Done));
         if !is_delivered {
             bench.record(&in_flight).await;
+            // It waits until the old one cannot arrive any more.
+            assert!(bench.claim_due_deliveries(&look(9, 9)).await.is_empty());
+            bench.sql("UPDATE work SET at = now()").await;
         }
         let claimed = bench.claim_due_deliveries(&look(9, 9)).await;
         let due: Vec<_> = claimed.iter().map(|one| one.id).collect();

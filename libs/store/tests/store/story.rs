@@ -47,6 +47,31 @@ async fn not_taken_back(bench: &Bench, topup: &TopupId) {
         .await;
 }
 
+/// The retries of all webhooks have ended.
+async fn exhausted(bench: &Bench) {
+    bench
+        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
+        .await;
+    bench
+        .sql(
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+             SELECT delivery_id, 0, now(), 12, 503, 'status_5xx' FROM deliveries",
+        )
+        .await;
+}
+
+/// The moment of a give-back that is refused so.
+fn kept(topup: &TopupId) -> MomentKind {
+    MomentKind::EsimChanged {
+        topup_id: topup.to_string(),
+        change: EsimChangeKind::GiveBack,
+        external_id: None,
+        step: EsimChangeStep::Refused,
+        attempt: None,
+        reason: Some("the eSIM is installed".to_owned()),
+    }
+}
+
 #[tokio::test]
 async fn an_order_tells_its_story() {
     let bench = Bench::new().await;
@@ -79,15 +104,7 @@ async fn an_order_tells_its_story() {
             true,
         )])
         .await;
-    bench
-        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
-        .await;
-    bench
-        .sql(
-            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
-             SELECT delivery_id, 0, now(), 12, 503, 'status_5xx' FROM deliveries",
-        )
-        .await;
+    exhausted(&bench).await;
     let (told, timeline) = sentence().await;
     assert!(
         told.contains("both eSIMs are ready, but the webhook was not acknowledged"),
@@ -137,14 +154,7 @@ async fn an_order_tells_its_story() {
         ),
         "{told}"
     );
-    let refused = MomentKind::EsimChanged {
-        topup_id: topups[0].to_string(),
-        change: EsimChangeKind::GiveBack,
-        external_id: None,
-        step: EsimChangeStep::Refused,
-        attempt: None,
-        reason: Some("the eSIM is installed".to_owned()),
-    };
+    let refused = kept(&topups[0]);
     assert!(
         timeline.iter().any(|moment| moment.what == refused),
         "{timeline:?}"

@@ -83,7 +83,7 @@ impl Bench {
     }
 }
 
-/// TopupChanges of one time come in the order of the ids.
+/// Changes of one time come in the order of the ids.
 fn all(order: &NewOrder, change: TopupChange) -> Vec<(TopupId, TopupChange)> {
     let mut ids = topups(order);
     ids.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
