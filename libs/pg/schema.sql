@@ -646,8 +646,7 @@ TABLE topup_changes
     at timestamp with time zone NOT NULL
     topup_id text COLLATE "C" NOT NULL
     change text COLLATE "C" NOT NULL
-    CONSTRAINT topup_changes_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(topup_id) <= 100000)))
-    CONSTRAINT topup_changes_change CHECK ((change = ANY (ARRAY['failed'::text, 'extended'::text, 'returned'::text])))
+    CONSTRAINT topup_changes_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(change)) <= 100000)))
     CONSTRAINT topup_changes_pkey PRIMARY KEY (partner_id, at, topup_id, change)
     CREATE INDEX topup_changes_topup ON public.topup_changes USING btree (topup_id)
     POLICY all_rows USING true WITH CHECK true
@@ -738,7 +737,7 @@ BEGIN
         RETURN QUERY
             SELECT r.reached, extract(epoch FROM now() - e.ready_at)::float8, r.plan,
                    -- A row of before has only its last reading.
-                   greatest(r.most_data, r.data_total), greatest(r.latest_end, r.ends_at)
+                   coalesce(r.most_data, nullif(r.data_total, 0)), coalesce(r.latest_end, r.ends_at)
             FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
             WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
             FOR UPDATE OF r;
@@ -847,7 +846,10 @@ BEGIN
         ON CONFLICT DO NOTHING
     ), due AS (
         INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM chosen
+        -- An attempt that may be in flight ends first, so that it does not overtake the new profile.
+        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id,
+               CASE WHEN state = 'pending' THEN now() + interval '30 seconds' ELSE now() END
+        FROM chosen
         WHERE state <> 'no_endpoint'
         ON CONFLICT (id) DO UPDATE SET at = excluded.at
     ), released AS (
