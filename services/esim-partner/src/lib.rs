@@ -49,7 +49,7 @@ use reqwest::Url;
 use runtime::terminal::{is_closed, one_line, print, say};
 
 use crate::{
-    account::{AccountConfig, ApiClient, encoded},
+    account::{AccountConfig, ApiClient, ApiResponse, encoded},
     endpoints::EndpointsCommand,
     tail::{ApiOrderState, Logs},
     webhooks::WebhooksCommand,
@@ -526,6 +526,15 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("POST", &path, "", None).await?
         }
     };
+    tell(&account, command, &answer).await
+}
+
+/// Prints the answer of the service, and what to do about a refusal where we know it.
+async fn tell(
+    account: &ApiClient,
+    command: &AccountCommand,
+    answer: &ApiResponse,
+) -> anyhow::Result<bool> {
     // A deletion is answered with a 204, without a body.
     ensure!(
         !answer.is_success() || answer.status == 204 || answer.json.is_object(),
@@ -549,7 +558,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             });
         }
         AccountCommand::Order { option_id, .. } if answer.codes.contains("option_not_found") => {
-            order::hint(&account, option_id).await;
+            order::hint(account, option_id).await;
         }
         _ => {}
     }

@@ -22,6 +22,10 @@ use super::{PartnerUnitState, REASON};
 
 /// A unit of the partner, with what was asked about its eSIM.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each one is an independent fact of the unit"
+)]
 pub struct EsimRequests {
     pub state: PartnerUnitState,
     pub erased: bool,

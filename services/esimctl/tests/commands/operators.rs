@@ -229,19 +229,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     operator.run(&["order", "show", &topup]).await.says(
         "is on hold: find out at the provider whether it was added (the provider did not say whether it has extended the eSIM: timeout)",
     );
-    // Without the other areas, which ask servers that this test does not have.
-    let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
-    let ended = operator.run(&words(doctor)).await;
-    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
-    let lines = report["lines"].as_array().unwrap();
-    let line = |check: &str| {
-        let found = lines.iter().find(|line| line["check"] == check);
-        text(found.unwrap(), "found").to_owned()
-    };
-    assert!(
-        line("parked give-backs").starts_with("a give-back of "),
-        "{ended:?}"
-    );
+    doctor_names_the_give_back(&operator).await;
 
     let resolve = ["give-back", "resolve", &topup, "--not-returned"];
     let resolved = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
@@ -259,6 +247,22 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         .run(&["order", "show", &topup])
         .await
         .says("the extension more-1 of topup");
+}
+
+async fn doctor_names_the_give_back(operator: &Operator) {
+    // Without the other areas, which ask servers that this test does not have.
+    let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
+    let ended = operator.run(&words(doctor)).await;
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let lines = report["lines"].as_array().unwrap();
+    let line = |check: &str| {
+        let found = lines.iter().find(|line| line["check"] == check);
+        text(found.unwrap(), "found").to_owned()
+    };
+    assert!(
+        line("parked give-backs").starts_with("a give-back of "),
+        "{ended:?}"
+    );
 }
 
 /// A pulse of each stage, from a process that lives for another hour.
