@@ -12,7 +12,7 @@ use runtime::terminal::printable;
 use serde_json::{Map, Value, json};
 
 /// The fields whose texts are shown.
-const FACTS: [&str; 33] = [
+const FACTS: [&str; 34] = [
     "access_key",
     "as_of",
     "at",
@@ -29,6 +29,7 @@ const FACTS: [&str; 33] = [
     "expired_date",
     "external_order_id",
     "iccid",
+    "in_trouble_since",
     "name",
     "next_attempt_at",
     "next_cursor",

@@ -33,6 +33,10 @@ use crate::{
     provider_lists::ProviderListArgs,
 };
 
+/// With this begin the ids of packages of eSIM Access that only extend an eSIM. Its list of products
+/// does not have them.
+const ONLY_EXTENDS: &str = "TOPUP_";
+
 const EXAMPLES: &str = "Examples:
   esimctl catalogue pull airalo --dry-run
   esimctl catalogue pull airalo --only-known --reason 'new prices of November'
@@ -333,7 +337,8 @@ fn compare<'a>(
             }
         }
     }
-    // What is left has no product in the list.
+    // What is left has no product in the list. What only extends an eSIM never has.
+    by_product.retain(|product, _| !product.starts_with(ONLY_EXTENDS));
     for (product, pairs) in by_product {
         for pair in pairs.into_iter().filter(|pair| pair.option.enabled) {
             let option = pair.option;

@@ -120,6 +120,12 @@ async fn pulled(provider: &str, price: &str) -> (Stack, Vec<(String, String)>) {
     let stack = Stack::builder().provider(provider).start().await.unwrap();
     let mut database = stack.database.connect().await.unwrap();
     let scripted = SCRIPTED as u64;
+    // They are no products of the list, and their ids do not say so as those of eSIM Access do.
+    sql(
+        &mut database,
+        "DELETE FROM options WHERE name LIKE 'extension%'",
+    )
+    .await;
     let further = if provider == "airalo" { 2 } else { 1 };
     let first = pull(&stack, provider, &["--dry-run"]).await.unwrap();
     let refused = refused(&first);
@@ -202,6 +208,11 @@ async fn the_catalogue_of_airalo_is_pulled() {
         ("confirmation-code", "confirmation_code"),
         ("identity", "identity"),
         ("top-up", "top_up"),
+        ("extension", "top_up"),
+        ("extension-lost", "top_up"),
+        ("extension-late", "top_up"),
+        ("extension-expired", "top_up"),
+        ("extension-other", "top_up"),
     ];
     assert_eq!(refused, expected(&rows));
 

@@ -35,6 +35,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         order POST /orders
         order DELETE /orders/{external_order_id}
         order POST /topups/{topup_id}/give-back
+        order POST /topups/{topup_id}/extensions
         read GET /orders
         read GET /orders/{external_order_id}
         read GET /topups
@@ -42,6 +43,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         read GET /topups/{topup_id}/deliveries
         read GET /topups/{topup_id}/usage
         read GET /topups/{topup_id}/give-back
+        read GET /topups/{topup_id}/extensions
         read GET /options
         read GET /account
         read GET /webhook
