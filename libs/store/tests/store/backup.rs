@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use domain::PartnerId;
 use pg::schema;
@@ -33,15 +33,17 @@ pub async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) 
     assert_eq!(orders::insert(connection, &[order]).await.unwrap(), [true]);
 }
 
-/// Waits until `deploy/backup wal` stores the log. What was written before its slot existed may be
-/// gone, if nothing is left of it on the server.
-pub async fn until_log_begins(connection: &mut PgConnection) {
+/// Starts `deploy/backup wal`, and waits until it streams the log. What was written before its slot
+/// existed would be missing.
+pub async fn stream_log(connection: &mut PgConnection, url: &str, backups: &str) -> Child {
+    let log = backup(url, &["wal", backups]).spawn().unwrap();
     wait::soon("the log to be streamed", async || {
         let active = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'esim_backup' AND active)";
         let active: bool = sqlx::query_scalar(active).fetch_one(&mut *connection).await?;
         Ok(active.then_some(()))
     })
     .await;
+    log
 }
 
 /// Waits until `deploy/backup wal` has stored the log up to now.
@@ -105,8 +107,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     let partner = PartnerId::new();
     buy(&mut connection, partner, "before").await;
 
-    let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
-    until_log_begins(&mut connection).await;
+    let mut log = stream_log(&mut connection, server.url(), backups).await;
     run(&mut backup(server.url(), &["base", backups]));
     // The log tells of limits that the base backup does not know. A server that answers queries
     // while it replays the log would refuse it.

@@ -11,7 +11,7 @@ use pg::schema;
 use sqlx::{Connection, PgConnection};
 use testkit::postgres::PostgresServer;
 
-use crate::backup::{backup, buy, run, until_log_begins, until_log_is_stored};
+use crate::backup::{backup, buy, run, stream_log, until_log_is_stored};
 use crate::bench::execute;
 
 /// Stores an order that is an hour old. The drill leaves out those of the last seconds of a backup,
@@ -121,8 +121,7 @@ async fn a_drill_passes_for_a_good_backup_and_fails_for_a_damaged_or_incomplete_
     let backups = backups.to_str().unwrap();
     let partner = PartnerId::new();
     buy_an_hour_ago(&mut connection, partner, "before").await;
-    let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
-    until_log_begins(&mut connection).await;
+    let mut log = stream_log(&mut connection, server.url(), backups).await;
     run(&mut backup(server.url(), &["base", backups]));
     // Each order is in a segment of its own.
     for name in ["after", "later", "last"] {
