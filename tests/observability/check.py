@@ -349,18 +349,23 @@ class Traffic:
             raise SystemExit(f"the orders were answered with {got}, expected {want}")
         self.order("sold out, live", partner=2)
         self.order("ready", partner=3)
-        self.give_back(again)
+        self.change_esims(again)
 
-    def give_back(self, external):
-        """Gives a unit of this order back, once it is ready."""
+    def change_esims(self, external):
+        """Gives the first unit of this order back and extends the second one, once they are ready."""
         ends = time.monotonic() + 20
-        while (topup := esimctl("order", "show", external)["orders"][0]["topups"][0])["state"] != "ready":
+        while any(one["state"] != "ready" for one in (topups := esimctl("order", "show", external)["orders"][0]["topups"])):
             if time.monotonic() > ends:
                 raise SystemExit("for 20 s no eSIM was ready that could be given back")
             time.sleep(0.2)  # between two looks
-        status = post(f"/api/v1/api_partner/topups/{topup['topup_id']}/give-back", b"", self.partners[0])
+        returned, extended = (f"/api/v1/api_partner/topups/{one['topup_id']}" for one in topups)
+        status = post(f"{returned}/give-back", b"", self.partners[0])
         if status not in (200, 202):
             raise SystemExit(f"a give-back was answered with {status}")
+        more = {"external_id": str(uuid.uuid4()), "option_id": self.options["extension"]}
+        status = post(f"{extended}/extensions", json.dumps(more).encode(), self.partners[0])
+        if status not in (201, 202):
+            raise SystemExit(f"an extension was answered with {status}")
 
 
 def esimctl(*arguments, given=None):

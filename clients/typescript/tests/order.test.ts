@@ -3,7 +3,7 @@ import { deepStrictEqual, ok, rejects, strictEqual } from "node:assert";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, beforeEach, test } from "node:test";
-import { ApiError, InDoubt, OrderIdTaken, OrderRefused, Partner, Unanswered, Unavailable, type PlacedOrder } from "esim-partner";
+import { ApiError, InDoubt, OrderIdTaken, OrderRefused, Partner, Unanswered, Unavailable, type Item, type PlacedOrder } from "esim-partner";
 
 const OPTION = "424b7b26-96e7-5c95-8df9-6654a3998070";
 const OTHER = "28703ec8-aebf-52e0-8465-f0c8e2ff2bef";
@@ -89,7 +89,7 @@ after(() => {
 const baseUrl = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
 const sleep = async (seconds: number): Promise<void> => void slept.push(seconds);
 const partner = new Partner({ baseUrl, accessKey: "ak_example", secretKey: "c2VjcmV0LWtleQ==", sleep });
-const ITEMS = [{ option_id: OPTION, qty: 2 }];
+const ITEMS: Item[] = [{ option_id: OPTION, qty: 2 }];
 
 beforeEach(() => {
   script = [];

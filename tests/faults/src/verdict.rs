@@ -389,14 +389,19 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
 }
 
 fn extensions(evidence: &Evidence, verdict: &mut Verdict) {
-    let added = |id: &str| {
-        let of_this = evidence.extended.iter();
-        of_this.filter(|one| one.extension_id.contains(id)).count()
+    // A protocol without an id of ours only has the eSIM, which is extended once in a run.
+    let is_of = |one: &LedgerExtension, stored: &StoredExtension| {
+        if one.extension_id.is_empty() {
+            one.topup_id == stored.unit_id
+        } else {
+            one.extension_id.contains(&stored.extension_id)
+        }
     };
     verdict.counts.extensions = evidence.extensions.len();
     verdict.counts.extensions_added = evidence.extended.len();
     for stored in &evidence.extensions {
-        let added = added(&stored.extension_id);
+        let of_this = evidence.extended.iter().filter(|one| is_of(one, stored));
+        let added = of_this.count();
         let text = format!(
             "extension of topup {} is {}, added {added} times",
             stored.topup_id, stored.state

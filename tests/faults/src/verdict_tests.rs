@@ -96,6 +96,7 @@ fn good() -> Evidence {
             extension_id: "more".into(),
             external_id: "more".into(),
             topup_id: "t1".into(),
+            unit_id: "u1".into(),
             state: "added".into(),
         }],
         sold: vec![Sold {

@@ -83,6 +83,8 @@ pub struct StoredExtension {
     pub extension_id: String,
     pub external_id: String,
     pub topup_id: String,
+    /// The provider's id of the unit.
+    pub unit_id: String,
     pub state: String,
 }
 
@@ -442,7 +444,8 @@ impl Stack {
 
     /// All extensions as they are stored.
     pub async fn extensions(&self) -> Result<Vec<StoredExtension>> {
-        let query = "SELECT extension_id::text, external_id, topup_id, state FROM extensions";
+        let query = "SELECT extension_id::text, external_id, topup_id, coalesce(provider_unit_id, '') AS unit_id, state
+                     FROM extensions LEFT JOIN esims USING (topup_id)";
         let mut database = self.database.connect().await?;
         Ok(sqlx::query_as(query).fetch_all(&mut database).await?)
     }
