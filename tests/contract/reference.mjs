@@ -44,7 +44,7 @@ const sent = async (id, values, body) => {
 
 const schema = named("create_order").operation.requestBody.content["application/json"].schema;
 const made = script.example(document, schema);
-deepStrictEqual(Object.keys(made), ["external_order_id", "products"]);
+deepStrictEqual(Object.keys(made), ["external_order_id", "metadata", "products"]);
 const names = script.fields(document, named("show_order").operation.responses["200"].content["application/json"].schema);
 ok(names.some(([name]) => name === "topups[].esim.activate_code"), JSON.stringify(names));
 

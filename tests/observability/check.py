@@ -354,7 +354,10 @@ class Traffic:
     def change_esims(self, external):
         """Gives the first unit of this order back and extends the second one, once they are ready."""
         ends = time.monotonic() + 20
-        while any(one["state"] != "ready" for one in (topups := esimctl("order", "show", external)["orders"][0]["topups"])):
+        while True:
+            topups = esimctl("order", "show", external)["orders"][0]["topups"]
+            if all(one["state"] == "ready" for one in topups):
+                break
             if time.monotonic() > ends:
                 raise SystemExit("for 20 s no eSIM was ready that could be given back")
             time.sleep(0.2)  # between two looks
