@@ -33,8 +33,8 @@ use crate::{
     provider_lists::ProviderListArgs,
 };
 
-/// With this begin the ids of packages of eSIM Access that only extend an eSIM. Its list of products
-/// does not have them.
+/// With this begin the ids of packages of eSIM Access that only extend an eSIM. Its list of
+/// products does not have them.
 const ONLY_EXTENDS: &str = "TOPUP_";
 
 const EXAMPLES: &str = "Examples:
