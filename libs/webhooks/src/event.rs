@@ -211,7 +211,7 @@ struct ExtensionData<'a> {
 }
 
 /// Why an extension was refused, as its partner is told.
-pub fn extension_error(reason: Option<&str>, message: Option<&str>) -> String {
+fn extension_error(reason: Option<&str>, message: Option<&str>) -> String {
     let reason = reason.and_then(|name| name.parse::<EsimChangeReason>().ok());
     let reason = reason.map_or("nothing was added", EsimChangeReason::of_extension);
     match message {

@@ -16,7 +16,6 @@
 
 use std::time::Duration;
 
-use accounts::profile::Profile;
 use domain::{EsimChangeState, esim_change::EsimChangeEvent, extension::Baseline};
 use pipeline::{Effect, perform};
 use runtime::clock::Moment;
@@ -262,23 +261,13 @@ impl ProviderContext {
     ) -> Result<(), pg::Error> {
         let profile = match added.profile {
             None => None,
-            Some(new) => {
-                let profile = Profile {
-                    code: new.code,
-                    expired_date: new.expired_date,
-                };
-                let sealed = profile.seal(&self.vault, claimed.partner_id, &claimed.topup_id);
-                match sealed {
-                    Ok(sealed) if new.is_code_shared => {
-                        Some((new.iccid, sealed.with_shared_code()))
-                    }
-                    Ok(sealed) => Some((new.iccid, sealed)),
-                    Err(error) => {
-                        let said = format!("its new profile cannot be encrypted: {error}");
-                        return self.extension_unknown(claimed, &said).await;
-                    }
+            Some(new) => match self.seal(new, claimed.partner_id, &claimed.topup_id) {
+                Ok(sealed) => Some(sealed),
+                Err(error) => {
+                    let said = format!("its new profile cannot be encrypted: {error}");
+                    return self.extension_unknown(claimed, &said).await;
                 }
-            }
+            },
         };
         let settlement = ExtensionSettlement {
             event: Some(EsimChangeEvent::Done),

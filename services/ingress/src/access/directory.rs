@@ -46,6 +46,7 @@ use runtime::{
     rate_limit::RateLimit,
 };
 use signing::SecretKey;
+use store::orders::LimitedKey;
 use uuid::Uuid;
 use vault::Vault;
 
@@ -86,6 +87,15 @@ pub(crate) struct KnownPartner {
 }
 
 impl KnownPartner {
+    /// The key of the request with its limit of units a day; `None` if it has no limit.
+    pub(crate) fn limited_key(&self) -> Option<LimitedKey> {
+        let units_per_day = self.credential.terms.units_per_day?;
+        Some(LimitedKey {
+            key_id: self.credential.key_id,
+            units_per_day,
+        })
+    }
+
     /// A partner that is in no database.
     #[cfg(test)]
     pub(crate) fn example(environment: Environment) -> Self {

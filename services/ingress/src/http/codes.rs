@@ -617,6 +617,15 @@ impl ErrorCode {
         self.message().replacen("{}", &detail.to_string(), 1)
     }
 
+    /// The code and its message, with what the provider said.
+    pub(crate) fn said_by_provider(self, said: Option<&str>) -> (Self, String) {
+        let said = said.filter(|said| !said.is_empty());
+        (
+            self,
+            self.message_with(said.unwrap_or("it does not say why")),
+        )
+    }
+
     /// Whether something was bought, for codes that create-order answers with.
     pub(crate) fn bought(self) -> Option<&'static str> {
         self.get_str("bought")

@@ -15,7 +15,7 @@ use domain::{
 };
 use pipeline::trace;
 use runtime::clock;
-use store::orders::{Alternative, LimitedKey, NewOrder, NewPlacement, NewTopup};
+use store::orders::{Alternative, NewOrder, NewPlacement, NewTopup};
 use tracing::Span;
 
 use super::{
@@ -84,7 +84,6 @@ impl OrderService {
         };
         if errors.is_empty() {
             let placements = self.placements(partner, &items, &options);
-            let credential = &partner.credential;
             return Ok(NewOrder {
                 order_id: OrderId::new(),
                 partner_id: partner.id,
@@ -94,13 +93,7 @@ impl OrderService {
                 answering: None,
                 placements,
                 metadata,
-                limited_key: credential
-                    .terms
-                    .units_per_day
-                    .map(|units_per_day| LimitedKey {
-                        key_id: credential.key_id,
-                        units_per_day,
-                    }),
+                limited_key: partner.limited_key(),
             });
         }
         // The order has errors and will not be stored, which would show whether its external id is

@@ -180,11 +180,7 @@ fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
         )
         | None => ErrorCode::GiveBackFailed,
     };
-    let said = refused.message.as_deref().filter(|said| !said.is_empty());
-    (
-        code,
-        code.message_with(said.unwrap_or("it does not say why")),
-    )
+    code.said_by_provider(refused.message.as_deref())
 }
 
 /// Reads what was asked about a unit of the partner.

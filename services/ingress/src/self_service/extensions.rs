@@ -14,7 +14,7 @@ use desk::self_service::{
 };
 use domain::{EsimChangeState, OptionId, TopupId};
 use serde::Serialize;
-use store::{esim_requests::EsimChangeReason, orders::LimitedKey};
+use store::esim_requests::EsimChangeReason;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -115,11 +115,7 @@ fn refusal(refused: &PartnerExtension) -> (ErrorCode, String) {
         )
         | None => ErrorCode::ExtensionFailed,
     };
-    let said = refused.message.as_deref().filter(|said| !said.is_empty());
-    (
-        code,
-        code.message_with(said.unwrap_or("it does not say why")),
-    )
+    code.said_by_provider(refused.message.as_deref())
 }
 
 /// What can be added to an eSIM, and what was.
@@ -281,10 +277,7 @@ pub(super) async fn order(
         external_id: &external_id,
         option_id,
         scope: scope(&session),
-        limited_key: (credential.terms.units_per_day).map(|units_per_day| LimitedKey {
-            key_id: credential.key_id,
-            units_per_day,
-        }),
+        limited_key: session.partner.limited_key(),
     };
     let ordering =
         session.run(async |connection, partner| extensions::order(connection, partner, new).await);

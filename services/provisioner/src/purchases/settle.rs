@@ -8,8 +8,10 @@
 
 use std::time::Duration;
 
-use accounts::profile::Profile;
-use domain::{DeliveryId, PlacementState, Reason, placement, reason::ReasonCode};
+use accounts::profile::{Profile, SealedProfile};
+use domain::{
+    DeliveryId, Iccid, PartnerId, PlacementState, Reason, TopupId, placement, reason::ReasonCode,
+};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -73,6 +75,26 @@ impl BatchWriter for Settlements {
 }
 
 impl ProviderContext {
+    /// Seals a profile that the provider has sent for a topup.
+    pub(crate) fn seal(
+        &self,
+        new: ProviderProfile,
+        partner_id: PartnerId,
+        topup_id: &TopupId,
+    ) -> Result<(Iccid, SealedProfile), pg::Error> {
+        let profile = Profile {
+            code: new.code,
+            expired_date: new.expired_date,
+        };
+        let sealed = profile.seal(&self.vault, partner_id, topup_id)?;
+        let sealed = if new.is_code_shared {
+            sealed.with_shared_code()
+        } else {
+            sealed
+        };
+        Ok((new.iccid, sealed))
+    }
+
     /// Whether this unknown outcome counts towards parking the placement: it has happened often
     /// enough, and other calls to the provider succeed. A provider that is busy or fails as a whole
     /// says nothing about a single placement.
@@ -136,35 +158,24 @@ impl ProviderContext {
                     Progress::Pending
                 }
                 ProviderUnitState::Failed(reason) => Progress::Failed(reason),
-                ProviderUnitState::Ready(ProviderProfile {
-                    iccid,
-                    code,
-                    is_code_shared,
-                    expired_date,
-                }) => match (Profile { code, expired_date }).seal(
-                    &self.vault,
-                    claimed.partner_id,
-                    &topup_id,
-                ) {
-                    Ok(profile) => Progress::Ready(ReadyProfile {
-                        iccid,
-                        profile: if is_code_shared {
-                            profile.with_shared_code()
-                        } else {
-                            profile
-                        },
-                        delivery_id: DeliveryId::new(),
-                    }),
-                    Err(error) => {
-                        tracing::error!(
-                            topup.id = %topup_id,
-                            %error,
-                            "a profile cannot be encrypted, so its unit stays pending and is \
-                             collected again later"
-                        );
-                        Progress::Pending
+                ProviderUnitState::Ready(new) => {
+                    match self.seal(new, claimed.partner_id, &topup_id) {
+                        Ok((iccid, profile)) => Progress::Ready(ReadyProfile {
+                            iccid,
+                            profile,
+                            delivery_id: DeliveryId::new(),
+                        }),
+                        Err(error) => {
+                            tracing::error!(
+                                topup.id = %topup_id,
+                                %error,
+                                "a profile cannot be encrypted, so its unit stays pending and is \
+                                 collected again later"
+                            );
+                            Progress::Pending
+                        }
                     }
-                },
+                }
             };
             final_units += usize::from(!matches!(progress, Progress::Pending));
             known.push(SettledUnit {
