@@ -208,6 +208,14 @@ struct ExtensionData<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "the provider does not add this to the eSIM")]
     error: Option<String>,
+    /// What you keep with the item of the topup, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    metadata: Option<&'a Metadata>,
+    /// What you keep with the order, if you do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
+    order_metadata: Option<&'a Metadata>,
 }
 
 /// Why an extension was refused, as its partner is told.
@@ -395,6 +403,8 @@ impl<'a> EventBody<'a> {
                 error: (*kind == EventKind::ExtensionFailed).then(|| {
                     extension_error(extension.reason.as_deref(), extension.message.as_deref())
                 }),
+                metadata,
+                order_metadata,
             }),
             Subject::OrderCancelled {
                 external_order_id,

@@ -23,6 +23,20 @@ async fn esim(stack: &Stack, shop: &Shop, option: &str) -> String {
     topup_id
 }
 
+/// The same, with what the partner keeps with the order and its item.
+async fn esim_with_metadata(stack: &Stack, shop: &Shop, option: &str) -> String {
+    let option = stack.option(option).unwrap();
+    let item = json!({ "option_id": option, "qty": 1, "metadata": { "traveller": "T-1" } });
+    let body = json!({
+        "external_order_id": fresh("base"), "metadata": { "desk": "7" }, "products": [item],
+    });
+    let ordered = send(&shop.client, "POST", "/orders", &body.to_string()).await;
+    let ordered: Value = ordered.unwrap().json().unwrap();
+    let topup_id = ordered["products"][0]["topup_id"].as_str().unwrap();
+    crate::partner::delivered(&shop.client, topup_id).await;
+    topup_id.to_owned()
+}
+
 async fn extend(client: &Client, topup_id: &str, external_id: &str, option: &str) -> Answer {
     let body = json!({ "external_id": external_id, "option_id": option }).to_string();
     let path = format!("/topups/{topup_id}/extensions");
@@ -61,7 +75,7 @@ async fn wants_events(shop: &Shop) {
 async fn an_esim_is_extended_once_however_often_it_is_ordered() {
     let (stack, shop) = open().await;
     wants_events(&shop).await;
-    let topup_id = esim(&stack, &shop, "in-use").await;
+    let topup_id = esim_with_metadata(&stack, &shop, "in-use").await;
     let option = stack.option("extension").unwrap();
     let offered = extensions(&shop.client, &topup_id).await;
     let options = offered["options"].as_array().unwrap();
@@ -92,6 +106,8 @@ async fn an_esim_is_extended_once_however_often_it_is_ordered() {
     assert_eq!(data.len(), 1, "{data:?}");
     assert_eq!(data[0]["external_id"], json!(more));
     assert_eq!(data[0]["new_esim"], false);
+    assert_eq!(data[0]["metadata"], json!({ "traveller": "T-1" }));
+    assert_eq!(data[0]["order_metadata"], json!({ "desk": "7" }));
 
     // The same id for something else, and ids of another partner.
     let other = stack.option("ready").unwrap();
