@@ -23,8 +23,9 @@ use super::orders::{PartnerUnit, units_of};
 const COMMIT_LAG: f64 = 60.0;
 
 /// What has happened to a topup: `ready`, `failed`, `extended` or `returned`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, strum::EnumString)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum TopupChange {
     /// Its eSIM became ready.
     Ready,
@@ -34,18 +35,6 @@ pub enum TopupChange {
     Extended,
     /// Its eSIM was given back.
     Returned,
-}
-
-impl TopupChange {
-    fn read(stored: &str) -> Option<Self> {
-        Some(match stored {
-            "ready" => Self::Ready,
-            "failed" => Self::Failed,
-            "extended" => Self::Extended,
-            "returned" => Self::Returned,
-            _ => return None,
-        })
-    }
 }
 
 /// The position of a change among all changes of its partner.
@@ -148,7 +137,7 @@ pub async fn changes(
         let unit = units.iter().find(|unit| unit.topup_id == topup_id)?;
         Some(ChangedUnit {
             at: row.at,
-            change: TopupChange::read(&row.change)?,
+            change: row.change.parse().ok()?,
             unit: unit.clone(),
         })
     });

@@ -303,6 +303,33 @@ async fn a_breaker_that_is_not_closed_lets_one_extension_through_as_its_probe() 
     assert_eq!(probing.unwrap().len(), 1);
 }
 
+/// Whatever a program does, the database stores no second extension of an external id and no second
+/// open one of an eSIM.
+#[tokio::test]
+async fn the_database_stores_no_extension_twice() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let (topup, id) = bench.extended(partner).await;
+    let other = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    for (at, external_id, index) in [
+        (&other, topup.as_str(), "extensions_external_id_key"),
+        (&topup, "another", "extensions_open"),
+    ] {
+        let copy = sqlx::query(
+            "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+             SELECT gen_random_uuid(), partner_id, $2, provider, $3, option_id, provider_option_id
+             FROM extensions WHERE extension_id = $1",
+        );
+        let copy = copy.bind(id.uuid()).bind(at.as_str()).bind(external_id);
+        let error = copy.execute(&mut *connection).await.unwrap_err();
+        let broken = error
+            .as_database_error()
+            .and_then(|error| error.constraint());
+        assert_eq!(broken, Some(index), "{error}");
+    }
+}
+
 /// A repeat buys nothing, and what cannot be proved afterwards is not stored.
 #[tokio::test]
 async fn an_external_id_names_one_extension_and_an_esim_has_one_that_is_open() {
