@@ -126,6 +126,8 @@ pub struct PartnerCredentials {
     pub limits: PartnerLimits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
+    /// The name of its price list, if it has one.
+    pub price_list: Option<String>,
     /// The row version of the last change, for [`changed_since`].
     pub row_version: i64,
 }
@@ -537,7 +539,7 @@ macro_rules! credentials {
                       END AS old_ends_in,
                       disabled_at IS NOT NULL AS "disabled!",
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                      version
+                      price_list, version
                FROM partners WHERE "#
                 + $condition,
             $argument
@@ -566,6 +568,7 @@ macro_rules! credentials {
                     units_per_second: row.units_per_second.map(unsigned),
                 },
                 signed_body_required: row.signed_body_required,
+                price_list: row.price_list,
                 row_version: row.version,
             }
         })

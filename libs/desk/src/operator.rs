@@ -7,6 +7,7 @@
 
 pub mod accounts;
 pub mod activation;
+pub mod balances;
 pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
@@ -25,6 +26,7 @@ pub mod orders;
 pub mod partner_day;
 pub mod partners_lately;
 pub mod placements;
+pub mod prices;
 pub mod resends;
 pub mod retention_terms;
 pub mod route;

@@ -10,6 +10,7 @@
 //! `docs/openapi.json`, which partners read.
 
 mod account;
+mod balance;
 mod changes;
 mod deliveries;
 mod endpoints;
@@ -32,6 +33,9 @@ use sqlx::PgConnection;
 pub use self::orders::first_id;
 pub use self::{
     account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
+    balance::{
+        PartnerBalance, StatementEntry, StatementHead, StatementRange, balances, entries, statements,
+    },
     changes::{ChangePage, ChangePosition, ChangedUnit, TopupChange, TopupChanges, changes},
     deliveries::{
         DeliveryPage, FurtherDelivery, SentAgain, UnitDelivery, attempts, deliveries, delivery,

@@ -14,7 +14,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::OptionId;
+use crate::{Amount, OptionId};
 
 /// The field of [`Agreed`] that is no term.
 const OPTION: &str = "option_id";
@@ -24,12 +24,18 @@ const OPTION: &str = "option_id";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreed {
     pub option_id: OptionId,
+    /// What the partner pays for it, if it has a price list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Amount>,
 }
 
 impl Agreed {
     /// An option, and nothing else.
     pub fn new(option_id: OptionId) -> Self {
-        Self { option_id }
+        Self {
+            option_id,
+            price: None,
+        }
     }
 
     /// As it is stored.
@@ -83,6 +89,7 @@ impl StoredAgreed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::product::Currency;
 
     fn with(agreed: &Agreed, terms: &str) -> StoredAgreed {
         StoredAgreed {
@@ -100,6 +107,15 @@ mod tests {
         let written = agreed.terms();
         assert_eq!(written, "{}");
         assert_eq!(with(&agreed, &written).read().unwrap(), agreed);
+        let price = Amount::parse("1.50", Currency::of_money("USD").unwrap()).unwrap();
+        let priced = Agreed {
+            price: Some(price),
+            ..agreed
+        };
+        // The SQL function `account_for` reads it.
+        let terms = r#"{"price":{"amount":150,"currency":"USD"}}"#;
+        assert_eq!(priced.stored().terms.as_deref(), Some(terms));
+        assert_eq!(priced.stored().read().unwrap(), priced);
     }
 
     #[test]

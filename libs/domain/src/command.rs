@@ -164,6 +164,21 @@ pub enum Command {
     /// Another provider of an option is asked first.
     #[strum(serialize = "option route")]
     OptionRoute,
+    /// Prices of a list were set.
+    #[strum(serialize = "price apply")]
+    PriceApply,
+    /// A partner got a price list, or lost it.
+    #[strum(serialize = "price assign")]
+    PriceAssign,
+    /// An account was opened, or got another credit limit.
+    #[strum(serialize = "account limit")]
+    AccountLimit,
+    /// A partner paid.
+    #[strum(serialize = "account deposit")]
+    AccountDeposit,
+    /// A balance was corrected.
+    #[strum(serialize = "account adjust")]
+    AccountAdjust,
     #[strum(serialize = "recover")]
     Recover,
     #[strum(serialize = "recover --ledger")]
@@ -273,6 +288,11 @@ impl Command {
             | Self::OptionEnable
             | Self::OptionDisable
             | Self::OptionRoute
+            | Self::PriceApply
+            | Self::PriceAssign
+            | Self::AccountLimit
+            | Self::AccountDeposit
+            | Self::AccountAdjust
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan
@@ -351,6 +371,11 @@ impl Command {
             | Self::OptionEnable
             | Self::OptionDisable
             | Self::OptionRoute
+            | Self::PriceApply
+            | Self::PriceAssign
+            | Self::AccountLimit
+            | Self::AccountDeposit
+            | Self::AccountAdjust
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan

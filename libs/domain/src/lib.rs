@@ -1,7 +1,7 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
 //! placement, that of a give-back and that of an endpoint, what is told of the use of an eSIM, the
 //! kinds of what is remembered, the rotation of secrets, the names of lanes, what an order agrees
-//! about its units, what a partner keeps with it, how it is cut into purchases, the standard fields
+//! about its units, what a partner keeps with it, what it pays, how it is cut into purchases, the standard fields
 //! of a product, the text forms of an eSIM profile, and keys that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
@@ -23,6 +23,7 @@ pub mod ids;
 pub mod lane;
 mod lpa;
 mod metadata;
+pub mod money;
 pub mod partner_key;
 pub mod placement;
 pub mod product;
@@ -48,6 +49,7 @@ pub use ids::{
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile, KnownIccid, is_separator};
 pub use metadata::{Metadata, NoMetadata, UnreadableMetadata};
+pub use money::Amount;
 pub use partner_key::{KeyTerms, Right, Rights};
 pub use reason::{Reason, StoredReason};
 pub use states::{Environment, PlacementState};

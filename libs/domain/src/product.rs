@@ -34,7 +34,7 @@ const MOST_DAYS: u16 = 3_660;
 /// which may hold anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadField(&'static str);
+pub struct BadField(pub(crate) &'static str);
 
 /// A country as a code of ISO 3166-1 alpha-2, such as `JP`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

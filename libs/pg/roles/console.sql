@@ -78,3 +78,7 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 GRANT SELECT,
     INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_console;
+
+-- What it shows of prices and accounts, and what a profile that is entered by hand costs.
+GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_console;
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]), account_for(uuid[]) TO esim_console;

@@ -75,3 +75,10 @@ GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, offers_ask
     ON esim_requests TO esim_ingress;
 GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
     ON extensions TO esim_ingress;
+
+-- Prices and accounts: docs/decisions/0040-money.md. It holds what orders cost; what becomes of it is booked by functions that
+-- read the units themselves.
+GRANT SELECT (price_list) ON partners TO esim_ingress;
+GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_ingress;
+GRANT UPDATE (held) ON accounts TO esim_ingress;
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_ingress;

@@ -67,3 +67,12 @@ GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_oper
 GRANT SELECT, UPDATE (reason, detail, before, after),
     INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_operator;
+
+-- Prices, accounts, and what is booked by hand. Entries are written by functions only.
+GRANT UPDATE (price_list) ON partners TO esim_operator;
+GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_operator;
+GRANT INSERT, UPDATE ON price_lists TO esim_operator;
+GRANT INSERT, UPDATE, DELETE ON prices TO esim_operator;
+GRANT INSERT (partner_id, currency, credit_limit), UPDATE (credit_limit) ON accounts TO esim_operator;
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]), account_for(uuid[]),
+    book_entry(uuid, text, text, bigint, text, text, text) TO esim_operator;

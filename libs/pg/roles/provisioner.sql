@@ -45,3 +45,6 @@ GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 GRANT SELECT (order_id, placement_id, kind, attempt),
     INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_provisioner;
+
+-- What becomes of units that have prices is booked by these functions, which read the units themselves.
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]), account_for(uuid[]) TO esim_provisioner;

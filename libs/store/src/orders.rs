@@ -9,15 +9,16 @@
 //! refused in one transaction, so nothing of it is bought now or later. Both rest on the row locks
 //! of PostgreSQL and not on what a process remembers.
 
+mod limited;
 mod refusal;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::Duration,
 };
 
 use domain::{
-    Agreed, KeyId, Metadata, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId,
+    Agreed, Amount, KeyId, Metadata, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId,
 };
 use pg::{
     Result, Transaction, TransactionEnd,
@@ -28,7 +29,10 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use self::refusal::PlacementRefusal;
+pub use self::{
+    limited::{Inserted, insert_limited},
+    refusal::PlacementRefusal,
+};
 use crate::{Unflushed, placements::CopiedOrder};
 
 #[derive(Clone, Debug)]
@@ -95,6 +99,24 @@ impl NewOrder {
     fn units(&self) -> i64 {
         let topups = self.placements.iter().map(|one| one.topups.len());
         i64::try_from(topups.sum::<usize>()).unwrap_or(i64::MAX)
+    }
+
+    /// What its units cost together; `None` if its partner has no price list. All of them have the
+    /// currency of that list.
+    pub fn price(&self) -> Option<Amount> {
+        let topups = self.placements.iter().flat_map(|one| &one.topups);
+        topups
+            .filter_map(|topup| topup.agreed.price)
+            .reduce(|sum, price| Amount {
+                minor: sum.minor.saturating_add(price.minor),
+                ..sum
+            })
+    }
+
+    /// Whether something has to be counted before it may be stored: units of its key, or money of
+    /// its partner.
+    pub fn is_limited(&self) -> bool {
+        self.limited_key.is_some() || self.price().is_some()
     }
 }
 
@@ -214,121 +236,6 @@ async fn keep(
     );
     statement.execute(&mut **transaction).await?;
     Ok(())
-}
-
-/// What became of an order that [`insert_counted`] was to store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inserted {
-    Stored,
-    /// Its external id is taken.
-    Taken,
-    /// It has more units than its key may still order on this day, of which `left` are left.
-    OverLimit {
-        left: u32,
-    },
-}
-
-impl Inserted {
-    /// What [`insert`] says of an order.
-    pub fn of(is_stored: bool) -> Self {
-        if is_stored { Self::Stored } else { Self::Taken }
-    }
-}
-
-/// Stores orders as [`insert`] does, some of which were signed with keys that have a limit of units
-/// a day. The units are counted in the transaction that stores the orders, under a lock of the
-/// key's row, so the count is exact however many processes store orders of the key, and an order
-/// that is not stored is not counted. Orders of other keys in the batch wait for two more
-/// statements; a batch without such a key is stored by [`insert`].
-///
-/// An order beyond the limit is not stored. If its external id is taken, that is what is said of
-/// it, because its partner may be repeating an order whose answer was lost. Units of an order that
-/// is refused later stay counted.
-pub async fn insert_counted(
-    connection: &mut PgConnection,
-    orders: &[NewOrder],
-) -> Result<Vec<Inserted>> {
-    transaction!(connection, "orders::insert_counted", |transaction| {
-        let limited = orders.iter().filter_map(|order| order.limited_key);
-        let mut keys: Vec<Uuid> = limited.map(|key| key.key_id.uuid()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        // It locks the rows in the order of their keys, and makes those that are missing. A
-        // transaction that waited here over midnight counts for the later day.
-        let counted = sqlx::query!(
-            "INSERT INTO partner_key_uses AS u (key_id, day)
-             SELECT k, date_trunc('day', now(), 'UTC') FROM unnest($1::uuid[]) k ORDER BY k
-             ON CONFLICT (key_id) DO UPDATE
-             SET day = greatest(u.day, excluded.day), units = CASE WHEN u.day >= excluded.day THEN u.units ELSE 0 END
-             RETURNING key_id, units",
-            &keys,
-        );
-        let rows = counted.fetch_all(&mut **transaction).await?.into_iter();
-        let mut ordered: HashMap<Uuid, i64> = rows.map(|row| (row.key_id, row.units)).collect();
-        let before = ordered.clone();
-        let mut results = vec![Inserted::Taken; orders.len()];
-        let mut waiting: Vec<usize> = (0..orders.len()).collect();
-        loop {
-            let mut fitting = Vec::with_capacity(waiting.len());
-            let mut beyond = Vec::new();
-            for index in waiting {
-                let order = &orders[index];
-                if order.units() > units_left(&ordered, order) {
-                    beyond.push(index);
-                    continue;
-                }
-                if let Some(key) = order.limited_key {
-                    *ordered.entry(key.key_id.uuid()).or_default() += order.units();
-                }
-                fitting.push(index);
-            }
-            waiting = beyond;
-            let chosen: Vec<&NewOrder> = fitting.iter().map(|index| &orders[*index]).collect();
-            let stored = insert_all(transaction, &chosen).await?;
-            keep(transaction, &chosen, &stored).await?;
-            // An order that is not stored leaves its units to those that were beyond the limit.
-            let mut are_units_free = false;
-            for (index, stored) in fitting.into_iter().zip(stored) {
-                let order = &orders[index];
-                if stored {
-                    results[index] = Inserted::Stored;
-                } else if let Some(key) = order.limited_key {
-                    *ordered.entry(key.key_id.uuid()).or_default() -= order.units();
-                    are_units_free = true;
-                }
-            }
-            if waiting.is_empty() || !are_units_free {
-                break;
-            }
-        }
-        for index in waiting {
-            let order = &orders[index];
-            let standing = status(transaction, order.partner_id, &order.external_order_id);
-            if standing.await?.is_none() {
-                let left = u32::try_from(units_left(&ordered, order)).unwrap_or(0);
-                results[index] = Inserted::OverLimit { left };
-            }
-        }
-        let more = |(key, units): (&Uuid, &i64)| (*key, units - before.get(key).unwrap_or(&0));
-        let units: BTreeMap<Uuid, i64> = ordered.iter().map(more).collect();
-        let (keys, units): (Vec<Uuid>, Vec<i64>) = units.into_iter().unzip();
-        let count = sqlx::query!(
-            "UPDATE partner_key_uses u SET units = u.units + new.units
-             FROM unnest($1::uuid[], $2::bigint[]) AS new (key_id, units) WHERE u.key_id = new.key_id",
-            &keys,
-            &units,
-        );
-        count.execute(&mut **transaction).await?;
-        Ok(TransactionEnd::Commit(results))
-    })
-}
-
-/// How many units of this order its key may still order, of which `ordered` says what it has.
-fn units_left(ordered: &HashMap<Uuid, i64>, order: &NewOrder) -> i64 {
-    order.limited_key.map_or(i64::MAX, |key| {
-        let ordered = ordered.get(&key.key_id.uuid());
-        i64::from(key.units_per_day) - ordered.unwrap_or(&0)
-    })
 }
 
 /// The statement of [`insert`].
@@ -627,11 +534,22 @@ pub async fn units(connection: &mut PgConnection, order_id: OrderId) -> Result<O
 /// `None`: a placement is bought or may be, none was attempted, or the order is gone or too late.
 /// Who gets `None` may still send no 201 without [`flush_order`], which fails for an order that is
 /// gone, and the connection sends none after `answer_by`.
+///
+/// If the order `is_priced`, the account of its partner is locked before anything else; see
+/// [`insert_limited`].
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
+    is_priced: bool,
 ) -> Result<Option<Vec<PlacementRefusal>>> {
     transaction!(connection, "orders::refuse", |transaction| {
+        if is_priced {
+            let lock = sqlx::query!(
+                "SELECT lock_accounts(ARRAY (SELECT placement_id FROM placements WHERE order_id = $1))",
+                order_id.uuid(),
+            );
+            lock.execute(&mut **transaction).await?;
+        }
         // The order is locked before its placements are judged. `status` takes the same lock, so it
         // waits for a refusal that is under way and sees its result. The deadline is compared with
         // the current time, because `now()` would be the start of the transaction.
@@ -726,6 +644,12 @@ pub async fn cancel(
     answered: Option<OrderId>,
 ) -> Result<OrderCancellation> {
     transaction!(connection, "orders::cancel", |transaction| {
+        // The account comes first; see `insert_limited`.
+        let lock = sqlx::query!(
+            "SELECT FROM accounts WHERE partner_id = $1 ORDER BY currency FOR NO KEY UPDATE",
+            partner_id.uuid(),
+        );
+        lock.fetch_all(&mut **transaction).await?;
         let query = sqlx::query!(
             r#"WITH newest AS (
                SELECT order_id, refused_at, cancelled_at,

@@ -55,7 +55,10 @@ impl<'a> WebhookBody<'a> {
         qr: &QrUrls,
     ) -> Self {
         // Every field is named, so that a new one cannot be forgotten.
-        let Agreed { option_id } = agreed;
+        let Agreed {
+            option_id,
+            price: _,
+        } = agreed;
         Self {
             topup_id,
             option_id: *option_id,

@@ -122,6 +122,9 @@ pub async fn enter(
         );
         let placement = query.fetch_optional(&mut **transaction).await?;
         let placement = placement.ok_or(NotEntered::Unknown)?;
+        // The account comes first, as whenever something of a unit is booked.
+        let accounts = sqlx::query!("SELECT lock_accounts(ARRAY[$1::uuid])", placement);
+        accounts.execute(&mut **transaction).await?;
         lock(transaction, placement.into()).await?;
         let row = read(transaction, entered.topup_id).await?;
         let row = row.ok_or(NotEntered::Unknown)?;
@@ -140,6 +143,8 @@ pub async fn enter(
             return Err(NotEntered::BadUnit);
         }
         store_profile(transaction, vault, entered, &row, unit).await?;
+        let booked = sqlx::query_scalar!("SELECT account_for(ARRAY[$1::uuid])", placement);
+        booked.fetch_one(&mut **transaction).await?;
         let pending = pending(transaction, row.placement_id).await?;
         let before = Placement {
             state: row.state.readable().map_err(Error::from)?,

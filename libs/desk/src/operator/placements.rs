@@ -357,6 +357,9 @@ pub async fn resolve(
 ) -> Result<ResolvedPlacement, PlacementNotResolved> {
     decision.check()?;
     transaction!(connection, "placements::resolve", |transaction| {
+        // The account comes first, as whenever something of a unit is booked.
+        let accounts = sqlx::query!("SELECT lock_accounts(ARRAY[$1::uuid])", placement_id.uuid());
+        accounts.execute(&mut **transaction).await?;
         lock(transaction, placement_id).await?;
         let query = sqlx::query!(
             r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at, o.refused_at IS NOT NULL AS "refused!",

@@ -153,6 +153,12 @@ impl ClaimedPlacement {
         }
     }
 
+    /// Whether its units have prices. They have none without terms; a term that is no price costs a
+    /// statement that finds nothing to book.
+    pub fn is_priced(&self) -> bool {
+        self.topups.iter().any(|topup| topup.agreed.terms.is_some())
+    }
+
     /// What the eSIMs and deliveries of its units repeat, for the lean settlement.
     pub fn known_columns(&self, provider: &str, is_proved_by_look_up: bool) -> KnownColumns {
         let agreed = |topup: &ClaimedTopup| (topup.topup_id.clone(), topup.agreed.clone());
@@ -580,6 +586,7 @@ impl Unreadable {
             outcome: AttemptOutcome::Unstorable {
                 reason: Reason::with(ReasonCode::RowUnreadable, error.to_string()),
             },
+            is_priced: false,
             known: None,
         };
         settle(connection, &[parked]).await?;

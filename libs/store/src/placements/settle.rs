@@ -26,8 +26,9 @@ mod unbought;
 use std::collections::HashMap;
 
 use domain::PlacementId;
-use pg::{Result, TransactionEnd, retry_conflicts, transaction};
+use pg::{Result, Transaction, TransactionEnd, retry_conflicts, transaction};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 pub use self::outcome::{
     AttemptOutcome, KnownColumns, PlacementSettlement, Progress, ReadyProfile, SettledUnit,
@@ -47,6 +48,9 @@ pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[PlacementSettlement],
 ) -> Result<Vec<SettlementEffect>> {
+    if settlements.iter().any(|one| one.is_priced) {
+        return settle_with_accounts(connection, settlements).await;
+    }
     let mut settled = vec![SettlementEffect::default(); settlements.len()];
     let remaining = retry_conflicts!(complete::record(
         &mut *connection,
@@ -57,6 +61,28 @@ pub async fn settle(
         settle_others(connection, settlements, &remaining, &mut settled).await?;
     }
     Ok(settled)
+}
+
+/// Records a batch in which units have prices, in one transaction: the accounts are locked first,
+/// and what became of the units is booked last. A batch without such units does not pay for this.
+async fn settle_with_accounts(
+    connection: &mut PgConnection,
+    settlements: &[PlacementSettlement],
+) -> Result<Vec<SettlementEffect>> {
+    let priced = settlements.iter().filter(|one| one.is_priced);
+    let priced: Vec<Uuid> = priced.map(|one| one.placement_id.uuid()).collect();
+    transaction!(connection, "settle::settle_with_accounts", |transaction| {
+        let lock = sqlx::query!("SELECT lock_accounts($1)", &priced);
+        lock.execute(&mut **transaction).await?;
+        let mut settled = vec![SettlementEffect::default(); settlements.len()];
+        let remaining = complete::record(transaction, settlements, &mut settled).await?;
+        for round in &rounds(settlements, &remaining) {
+            settle_round(transaction, settlements, round, &mut settled).await?;
+        }
+        let account = sqlx::query_scalar!("SELECT account_for($1)", &priced);
+        account.fetch_one(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(settled))
+    })
 }
 
 /// Records these members of a batch by the general statements, in one transaction where that is
@@ -96,19 +122,30 @@ async fn settle_others(
     }
     transaction!(connection, "settle::settle_others", |transaction| {
         for round in &rounds {
-            let mut changes = HashMap::new();
-            let unbought = Unbought::of(members_of(settlements, round));
-            unbought.record(transaction, &mut changes).await?;
-            let bought = Bought::of(members_of(settlements, round));
-            bought.record(transaction, &mut changes).await?;
-            bought
-                .fail_units_and_write_history(transaction, &changes)
-                .await?;
-            bought.park_others(transaction, &mut changes).await?;
-            take_over(settlements, round, changes, settled);
+            settle_round(transaction, settlements, round, settled).await?;
         }
         Ok(TransactionEnd::Commit(()))
     })
+}
+
+/// Records a round by all of the general statements.
+async fn settle_round(
+    transaction: &mut Transaction<'_>,
+    settlements: &[PlacementSettlement],
+    round: &[usize],
+    settled: &mut [SettlementEffect],
+) -> Result<()> {
+    let mut changes = HashMap::new();
+    let unbought = Unbought::of(members_of(settlements, round));
+    unbought.record(transaction, &mut changes).await?;
+    let bought = Bought::of(members_of(settlements, round));
+    bought.record(transaction, &mut changes).await?;
+    bought
+        .fail_units_and_write_history(transaction, &changes)
+        .await?;
+    bought.park_others(transaction, &mut changes).await?;
+    take_over(settlements, round, changes, settled);
+    Ok(())
 }
 
 /// The members of a round.

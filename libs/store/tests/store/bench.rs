@@ -476,6 +476,7 @@ pub fn settlement(
         placement_id,
         attempt,
         outcome,
+        is_priced: false,
         known: None,
     }
 }

@@ -41,6 +41,7 @@ fn settled(
         placement_id: placement(order),
         attempt,
         outcome,
+        is_priced: false,
         known: None,
     }
 }

@@ -152,7 +152,7 @@ async fn units_are_counted_with_the_orders_that_are_stored() {
     let key_id = make(&bench, partner, "ak_further").await;
     let mut connection = bench.connection().await;
     let first = limited(partner, key_id, "a", 1);
-    let stored = orders::insert_counted(&mut connection, &[first])
+    let stored = orders::insert_limited(&mut connection, &[first])
         .await
         .unwrap();
     assert_eq!(stored, [Inserted::Stored]);
@@ -163,7 +163,7 @@ async fn units_are_counted_with_the_orders_that_are_stored() {
         limited(partner, key_id, "c", 1),
         order(partner, 9),
     ];
-    let stored = orders::insert_counted(&mut connection, &batch)
+    let stored = orders::insert_limited(&mut connection, &batch)
         .await
         .unwrap();
     let over = Inserted::OverLimit { left: 0 };
@@ -176,14 +176,14 @@ async fn units_are_counted_with_the_orders_that_are_stored() {
         limited(partner, key_id, "b", 2),
         limited(partner, key_id, "c", 1),
     ];
-    let stored = orders::insert_counted(&mut connection, &again)
+    let stored = orders::insert_limited(&mut connection, &again)
         .await
         .unwrap();
     assert_eq!(stored, [Inserted::Taken, over]);
     let yesterday = "UPDATE partner_key_uses SET day = day - interval '1 day'";
     execute(&mut connection, yesterday).await;
     let next = [limited(partner, key_id, "c", 3)];
-    let stored = orders::insert_counted(&mut connection, &next)
+    let stored = orders::insert_limited(&mut connection, &next)
         .await
         .unwrap();
     assert_eq!(stored, [Inserted::Stored]);
@@ -202,7 +202,7 @@ async fn the_limit_is_exact_over_several_processes() {
         async move {
             let order = limited(partner, key_id, &format!("order {nth}"), 1);
             let mut connection = bench.connection().await;
-            let stored = orders::insert_counted(&mut connection, &[order]).await;
+            let stored = orders::insert_limited(&mut connection, &[order]).await;
             stored.unwrap()[0]
         }
     });

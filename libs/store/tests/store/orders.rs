@@ -81,7 +81,7 @@ async fn metadata_is_stored_with_its_order_only() {
     assert_eq!(stored.unwrap(), [true, true]);
     let taken = with("first", Some("other"));
     let second = with("second", Some("2"));
-    let counted = orders::insert_counted(&mut connection, &[taken, second.clone()]).await;
+    let counted = orders::insert_limited(&mut connection, &[taken, second.clone()]).await;
     let of = |stored: &[bool]| -> Vec<orders::Inserted> {
         stored
             .iter()

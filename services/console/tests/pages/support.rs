@@ -383,6 +383,7 @@ async fn store_order(
             park: None,
             announced: true,
         },
+        is_priced: false,
         known: None,
     };
     placements::settle(connection, &[settlement]).await.unwrap();

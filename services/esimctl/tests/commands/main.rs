@@ -146,6 +146,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         placement_id: order.placement,
         attempt,
         outcome,
+        is_priced: false,
         known: None,
     };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();

@@ -34,6 +34,7 @@ use std::{
 use accounts::{
     options::{self, ProductOption, StoredOption},
     partners::{self, PartnerCredentials, PartnerKeys, PartnerLimits, keys},
+    prices::{self, PriceList},
 };
 use domain::{Environment, KeyId, KeyTerms, OptionId, PartnerId, Rights};
 use pg::{Database, Error, PgConnection};
@@ -82,6 +83,8 @@ pub(crate) struct KnownPartner {
     pub(crate) limits: PartnerLimits,
     /// Whether requests are denied unless their signature covers the query and the body.
     pub(crate) signed_body_required: bool,
+    /// The name of its price list. Without one it sees no prices and pays none.
+    pub(crate) price_list: Option<Arc<str>>,
     /// When this access key ends, if a rotation has replaced it; otherwise it has no end.
     until: Option<Moment>,
 }
@@ -107,6 +110,7 @@ impl KnownPartner {
             credential: Credential::example(),
             limits: PartnerLimits::default(),
             signed_body_required: false,
+            price_list: None,
             until: None,
         }
     }
@@ -259,6 +263,7 @@ pub(crate) struct Directory {
     vault: Vault,
     partners: RwLock<Partners>,
     options: RwLock<OptionsById>,
+    prices: RwLock<HashMap<String, Arc<PriceList>>>,
     look_ups: RateLimit,
     /// The keys that were used and whose use is not written yet.
     used: Mutex<Vec<Uuid>>,
@@ -275,6 +280,8 @@ struct Seen {
     partners: i64,
     /// The greatest row version of the options that were read.
     options: i64,
+    /// The greatest row version of the price lists that were read.
+    price_lists: i64,
     /// How often the partners were read again because of [`PRECISE`].
     read_again: u8,
 }
@@ -284,6 +291,7 @@ struct Changes {
     configuration_version: i64,
     partners: Vec<PartnerCredentials>,
     options: Vec<StoredOption>,
+    price_lists: Vec<PriceList>,
     /// The moment before the partners were read, from which the ends of their keys count.
     asked: Moment,
     /// How long that read took.
@@ -304,6 +312,7 @@ impl Directory {
             vault,
             partners: RwLock::default(),
             options: RwLock::default(),
+            prices: RwLock::default(),
             look_ups: RateLimit::per_second(LOOK_UPS),
             used: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
@@ -382,6 +391,7 @@ impl Directory {
             credential: Credential::of_first_key(id, access_key),
             limits: PartnerLimits::default(),
             signed_body_required,
+            price_list: None,
             until: None,
         };
         self.partners_mut()
@@ -452,6 +462,20 @@ impl Directory {
         Ok(known)
     }
 
+    /// The price list of a partner; `None` if it has none. A list that was made within the last half
+    /// second may not be here yet, so its partner must not take it for empty.
+    pub(crate) fn price_list(
+        &self,
+        partner: &KnownPartner,
+    ) -> Result<Option<Arc<PriceList>>, ApiError> {
+        let Some(name) = &partner.price_list else {
+            return Ok(None);
+        };
+        let prices = self.prices.read().unwrap_or_else(PoisonError::into_inner);
+        let list = prices.get(&**name).cloned();
+        list.map(Some).ok_or(ApiError::overloaded("price_list"))
+    }
+
     /// Caches the keys of a partner. The database says how long a replaced key remains valid. This
     /// time counts from `asked`, the moment before the query, so that the key never ends too late.
     /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::learn`]
@@ -466,6 +490,7 @@ impl Directory {
             );
         }
         let id = credentials.partner_id;
+        let price_list: Option<Arc<str>> = credentials.price_list.as_deref().map(Into::into);
         let partner = |key, credential: Arc<Credential>, until| {
             let key = match credentials.environment {
                 Some(_) => key,
@@ -481,6 +506,7 @@ impl Directory {
                 credential,
                 limits: credentials.limits,
                 signed_body_required: credentials.signed_body_required,
+                price_list: price_list.clone(),
                 until,
             };
             (access_key, partner)
@@ -610,6 +636,11 @@ impl Directory {
                 Err(error) => self.set_aside(changed.option_id, &error),
             }
         }
+        for list in changes.price_lists {
+            seen.price_lists = seen.price_lists.max(list.row_version);
+            let mut prices = self.prices.write().unwrap_or_else(PoisonError::into_inner);
+            prices.insert(list.name.clone(), Arc::new(list));
+        }
         seen.configuration_version = Some(changes.configuration_version);
     }
 }
@@ -626,10 +657,12 @@ async fn changes(connection: &mut PgConnection, seen: &Seen) -> Result<Option<Ch
     let partners = partners::changed_since(connection, seen.partners).await?;
     let took = asked.monotonic.elapsed();
     let options = options::changed_since(connection, seen.options).await?;
+    let price_lists = prices::changed_since(connection, seen.price_lists).await?;
     Ok(Some(Changes {
         configuration_version,
         partners,
         options,
+        price_lists,
         asked,
         took,
     }))
@@ -682,6 +715,7 @@ mod tests {
                 credential: Credential::of_first_key(id, access_key),
                 limits: PartnerLimits::default(),
                 signed_body_required: false,
+                price_list: None,
                 until: *until,
             };
             ((*access_key).to_owned(), partner)

@@ -228,6 +228,27 @@ pub(crate) enum ErrorCode {
     ))]
     UnitsPerDayReached,
 
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "The balance doesn't cover the order: {}"
+    ))]
+    BalanceInsufficient,
+
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "costs more than its max_price"
+    ))]
+    PriceAboveMax,
+
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "max_price must be a whole number of the currency's minor unit, from 0 on"
+    ))]
+    MaxPriceInvalid,
+
     #[strum(props(status = 422, bought = "no", message = "{}"))]
     ProviderRejected,
 

@@ -48,6 +48,8 @@ pub(crate) struct RequestFault {
     /// The query parameter or the field of the body at fault, if the code alone does not say it.
     pub(crate) parameter: Option<&'static str>,
     pub(crate) message: String,
+    /// What the order costs, if that is more than there is.
+    pub(crate) shortfall: Option<Shortfall>,
 }
 
 impl RequestFault {
@@ -58,6 +60,7 @@ impl RequestFault {
             items: Vec::new(),
             parameter: None,
             message: code.message().into(),
+            shortfall: None,
         }
     }
 
@@ -93,6 +96,7 @@ impl RequestFault {
             code: self.code,
             item: None,
             parameter: self.parameter,
+            shortfall: self.shortfall,
         };
         let of_items = self.items.iter().map(move |index| NamedCode {
             item: Some(*index),

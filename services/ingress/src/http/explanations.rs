@@ -182,6 +182,19 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "The order has more units than its key may still order until 00:00 UTC. Nothing of it was \
              stored. Send a smaller order, or use another key."
         }
+        ErrorCode::BalanceInsufficient => {
+            "The order costs more than is available in your account, so nothing of it was stored, bought \
+             or held. The error header has `required`, `available` and `currency`, in minor units. Send \
+             the same order again after a deposit; `GET /balance` shows what there is."
+        }
+        ErrorCode::PriceAboveMax => {
+            "An item costs more than its `max_price`, and nothing was bought. `GET /options` shows \
+             today's prices."
+        }
+        ErrorCode::MaxPriceInvalid => {
+            "Send `max_price` of an item as a whole number of the minor unit of your currency, such as \
+             `1250` for 12.50 USD, or leave it out."
+        }
         ErrorCode::ProviderRejected => {
             "The provider rejected the order, and the message says why: `eSIM Request failed - \
              Status: <code>, Message: <message>`. You can use the `external_order_id` again. \

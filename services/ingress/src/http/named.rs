@@ -6,6 +6,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use axum::http::HeaderValue;
+use domain::Amount;
 
 use super::codes::ErrorCode;
 
@@ -17,6 +18,15 @@ pub(crate) struct NamedCode {
     pub(crate) item: Option<usize>,
     /// The query parameter or field of the body.
     pub(crate) parameter: Option<&'static str>,
+    /// What an order costs, and what there is for it.
+    pub(crate) shortfall: Option<Shortfall>,
+}
+
+/// An order costs more than its partner has. Both are in the same currency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortfall {
+    pub(crate) required: Amount,
+    pub(crate) available: Amount,
 }
 
 impl From<ErrorCode> for NamedCode {
@@ -25,6 +35,7 @@ impl From<ErrorCode> for NamedCode {
             code,
             item: None,
             parameter: None,
+            shortfall: None,
         }
     }
 }
@@ -37,6 +48,10 @@ impl Display for NamedCode {
         }
         if let Some(parameter) = self.parameter {
             write!(to, "; parameter={parameter}")?;
+        }
+        if let Some(Shortfall { required, available }) = self.shortfall {
+            let (required, currency) = (required.minor, required.currency);
+            write!(to, "; required={required}; available={}; currency={currency}", available.minor)?;
         }
         Ok(())
     }

@@ -14,8 +14,8 @@
 //!
 //! Guarantees:
 //!
-//! - An order beyond the limit of units a day of its key is not stored: the units are counted in
-//!   the transaction that stores orders.
+//! - An order beyond the limit of units a day of its key, or beyond what is available in its
+//!   partner's account, is not stored: both are counted in the transaction that stores orders.
 //! - A 201 is sent only after the commit is on disk. The verdict *placed* says that it is, because
 //!   the claim before the purchase was flushed; otherwise this module flushes it
 //!   ([`store::orders::flush_order`]). A 422 of the provider is sent only after PostgreSQL has
@@ -36,7 +36,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{OrderId, PartnerId, TopupIds};
+use domain::{Amount, OrderId, PartnerId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -58,6 +58,7 @@ use crate::{
     http::{
         codes::ErrorCode,
         error::{ApiError, RequestFault},
+        named::Shortfall,
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -193,9 +194,9 @@ impl BatchWriter for InsertAndAnnounce {
     async fn write(&self, orders: &[NewOrder]) -> Result<Vec<InsertResult>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
             let sent = Moment::now();
-            // Orders of keys without a limit of units pay nothing for those that have one.
-            let inserted = if orders.iter().any(|order| order.limited_key.is_some()) {
-                store::orders::insert_counted(connection, orders).await?
+            // Orders without a limit pay nothing for those that have one.
+            let inserted = if orders.iter().any(NewOrder::is_limited) {
+                store::orders::insert_limited(connection, orders).await?
             } else {
                 let stored = store::orders::insert(connection, orders).await?.into_iter();
                 stored.map(Inserted::of).collect()
@@ -449,6 +450,10 @@ impl OrderService {
             match inserted.inserted {
                 Inserted::Stored => return Ok(inserted.sent),
                 Inserted::OverLimit { left } => return Err(over_limit(order, left).into()),
+                Inserted::BalanceInsufficient {
+                    required,
+                    available,
+                } => return Err(balance_insufficient(required, available).into()),
                 Inserted::Taken => {}
             }
             let earlier = self.until_decided(order, give_up, &mut place, answer);
@@ -611,6 +616,22 @@ fn over_limit(order: &NewOrder, left: u32) -> ApiError {
     let most = order.limited_key.map_or(0, |key| key.units_per_day);
     let detail = format!("{left} of {most} are left until 00:00 UTC");
     let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
+    ApiError::Unprocessable(vec![fault])
+}
+
+/// 422: the order costs more than is available. Nothing of it is stored, bought or held, so it may be
+/// sent again with the same id after a deposit.
+fn balance_insufficient(required: Amount, available: Amount) -> ApiError {
+    let fault = RequestFault {
+        shortfall: Some(Shortfall {
+            required,
+            available,
+        }),
+        ..RequestFault::with(
+            ErrorCode::BalanceInsufficient,
+            format!("{required} are required and {available} are available"),
+        )
+    };
     ApiError::Unprocessable(vec![fault])
 }
 

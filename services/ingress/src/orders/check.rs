@@ -7,20 +7,22 @@
 //! [`super::create`] calls [`OrderService::check`] before it submits the order to
 //! [`super::accept`].
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use accounts::prices::PriceList;
 use domain::{
-    Agreed, Environment, OptionId, OrderId, PlacementId,
+    Agreed, Amount, Environment, OptionId, OrderId, PlacementId,
     cut::{self, OptionAtProvider},
 };
 use pipeline::trace;
 use runtime::clock;
 use store::orders::{Alternative, NewOrder, NewPlacement, NewTopup};
+use time::OffsetDateTime;
 use tracing::Span;
 
 use super::{
     accept::OrderService,
-    request::{Draft, RequestedItem},
+    request::{Draft, MaxPrice, RequestedItem},
 };
 use crate::{
     access::directory::{KnownPartner, OptionsById},
@@ -39,6 +41,36 @@ struct NewUnit<'a> {
     topup: NewTopup,
     /// Where else it can be bought.
     alternatives: Vec<OptionAtProvider>,
+}
+
+/// What a partner pays at the time of its order.
+struct Prices {
+    /// `None` if it sees no prices and pays none.
+    list: Option<Arc<PriceList>>,
+    at: OffsetDateTime,
+}
+
+impl Prices {
+    fn of(&self, option: OptionId) -> Option<Amount> {
+        self.list.as_ref()?.price(option, self.at)
+    }
+
+    /// Whether the partner may order the option: one that its list does not have is not for it.
+    fn sells(&self, option: OptionId) -> bool {
+        self.list.is_none() || self.of(option).is_some()
+    }
+
+    /// What is wrong with `max_price` of an item.
+    fn fault(&self, item: &RequestedItem) -> Option<RequestFault> {
+        self.list.as_ref()?;
+        let price = item.option_id.and_then(|id| self.of(id));
+        let code = match (item.max_price, price) {
+            (MaxPrice::Invalid, _) => ErrorCode::MaxPriceInvalid,
+            (MaxPrice::Most(most), Some(price)) if price.minor > most => ErrorCode::PriceAboveMax,
+            _ => return None,
+        };
+        Some(RequestFault::of_item(item.index, code))
+    }
 }
 
 impl OrderService {
@@ -60,11 +92,16 @@ impl OrderService {
         } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await?;
-        options.retain(|_, option| {
+        let prices = Prices {
+            list: self.directory.price_list(partner)?,
+            at: clock::now(),
+        };
+        options.retain(|id, option| {
             let live = || {
                 option.environment == Environment::Live && self.providers.contains(&option.provider)
             };
-            option.enabled && (partner.environment == Environment::Sandbox || live())
+            let is_sold = option.enabled && (partner.environment == Environment::Sandbox || live());
+            is_sold && prices.sells(*id)
         });
         let exists =
             |item: &RequestedItem| item.option_id.is_some_and(|id| options.contains_key(&id));
@@ -79,11 +116,12 @@ impl OrderService {
                 ..RequestFault::new(ErrorCode::OptionNotFound)
             });
         }
+        errors.extend(items.iter().filter_map(|item| prices.fault(item)));
         let Some(external_order_id) = external_order_id else {
             return Err(ApiError::Unprocessable(errors));
         };
         if errors.is_empty() {
-            let placements = self.placements(partner, &items, &options);
+            let placements = self.placements(partner, &items, &options, &prices);
             return Ok(NewOrder {
                 order_id: OrderId::new(),
                 partner_id: partner.id,
@@ -114,8 +152,9 @@ impl OrderService {
         partner: &KnownPartner,
         items: &[RequestedItem],
         options: &OptionsById,
+        prices: &Prices,
     ) -> Vec<NewPlacement> {
-        let units = self.units(partner, items, options);
+        let units = self.units(partner, items, options, prices);
         let purchases = cut::into_purchases(units.iter().map(|unit| cut::CutUnit {
             provider: unit.provider,
             provider_option_id: &unit.topup.provider_option_id,
@@ -139,8 +178,8 @@ impl OrderService {
         partner: &KnownPartner,
         items: &[RequestedItem],
         options: &'a OptionsById,
+        prices: &Prices,
     ) -> Vec<NewUnit<'a>> {
-        let now = clock::now();
         let mut units = Vec::new();
         for item in items {
             let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
@@ -169,10 +208,11 @@ impl OrderService {
                     provider,
                     // Neither is made by `new`, so that a new field cannot be forgotten here.
                     topup: NewTopup {
-                        topup_id: self.topup_ids.next(now),
+                        topup_id: self.topup_ids.next(prices.at),
                         position: units.len(),
                         agreed: Agreed {
                             option_id: option.option_id,
+                            price: prices.of(option.option_id),
                         },
                         provider_option_id: provider_option_id.clone(),
                         metadata: item.metadata.clone(),

@@ -41,7 +41,8 @@ async fn refuse_unless_carried_out(
         return Ok(None);
     }
     let id = order.order_id;
-    let refuse = async |connection: &mut PgConnection| refuse(connection, id).await;
+    let is_priced = order.price().is_some();
+    let refuse = async |connection: &mut PgConnection| refuse(connection, id, is_priced).await;
     perform(Effect::CommitRefusal, database.run(refuse)).await
 }
 

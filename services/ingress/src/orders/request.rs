@@ -39,6 +39,18 @@ pub(crate) struct RequestedItem {
     pub(crate) quantity: u64,
     /// What the partner keeps with it, if it is valid.
     pub(crate) metadata: Option<Metadata>,
+    /// The most that a unit of it may cost, in minor units.
+    pub(crate) max_price: MaxPrice,
+}
+
+/// `max_price` of an item. It means something only to partners with a price list; the specification
+/// does not know it, so it is ignored for all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MaxPrice {
+    #[default]
+    Any,
+    Most(i64),
+    Invalid,
 }
 
 /// What could be parsed of a body, with all its errors.
@@ -190,6 +202,7 @@ fn products(
             option_id,
             quantity: quantity.unwrap_or(0),
             metadata: metadata.unwrap_or_default(),
+            max_price: max_price(field("max_price")),
         });
     }
     let units = draft.units().map_or(0, NonZeroU32::get);
@@ -243,6 +256,18 @@ fn metadata(value: Option<&RawValue>) -> Result<Result<Option<Metadata>, ErrorCo
         pairs.insert(name, parse(text.get().as_bytes())?);
     }
     Ok(Metadata::new(pairs).map_err(|_| ErrorCode::MetadataInvalid))
+}
+
+/// A whole number from 0 on. A larger one than any price limits nothing.
+fn max_price(value: Option<&RawValue>) -> MaxPrice {
+    let Some(value) = value else {
+        return MaxPrice::Any;
+    };
+    let text = value.get();
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return MaxPrice::Invalid;
+    }
+    MaxPrice::Most(text.parse().unwrap_or(i64::MAX))
 }
 
 /// A positive integer without fraction and exponent. JSON does not limit the size of a number, so

@@ -322,6 +322,7 @@ impl Bench {
             placement_id,
             attempt: claimed[0].attempt,
             outcome,
+            is_priced: false,
             known: None,
         };
         let settled = placements::settle(&mut connection, &[settlement])

@@ -229,6 +229,7 @@ impl ProviderContext {
             placement_id: claimed.placement_id,
             attempt: claimed.attempt,
             outcome,
+            is_priced: claimed.is_priced(),
             known: is_fresh.then(|| claimed.known_columns(&provider.name, is_proved)),
         };
         loop {

@@ -12,6 +12,8 @@ pub struct PlacementSettlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: AttemptOutcome,
+    /// Whether its units have prices, so that what becomes of them is booked.
+    pub is_priced: bool,
     /// What is known of a placement that was claimed fresh, whose units have no eSIM yet. With it a
     /// complete purchase is recorded by the lean statement, which then need not read it. Such a
     /// placement usually has no row in `work`. If one is left over, for example after a late job,

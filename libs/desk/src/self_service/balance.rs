@@ -1,0 +1,180 @@
+//! What a partner has and what it paid: balances, and statements of what changed them.
+//!
+//! A statement is a month, in UTC, of the entries of one account. The times of entries never go
+//! back, so a month is a range of numbers: what is booked late, such as the refund of an eSIM that
+//! was bought months ago, stands in the month in which it is booked, and a month that is over never
+//! changes.
+
+use domain::PartnerId;
+use pg::Result;
+use serde::Serialize;
+use sqlx::PgConnection;
+use store::Unflushed;
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// What you have in one currency. All amounts are whole numbers of its minor unit, such as cents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Balance)]
+pub struct PartnerBalance {
+    #[schema(example = "USD")]
+    pub currency: String,
+    /// What your payments, charges and refunds add up to. Below zero you owe it.
+    #[schema(example = 125_000)]
+    pub balance: i64,
+    /// The prices of the topups that are not ready and have not failed.
+    #[schema(example = 1250, minimum = 0)]
+    pub held: i64,
+    /// How far orders may take the balance below zero; null if there is no limit.
+    #[schema(example = 0, minimum = 0)]
+    pub credit_limit: Option<i64>,
+    /// What new orders may cost: `balance` - `held` + `credit_limit`; null if there is no limit.
+    #[schema(example = 123_750)]
+    pub available: Option<i64>,
+}
+
+/// The balances of a partner by currency.
+pub async fn balances(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Unflushed<Vec<PartnerBalance>>> {
+    let rows = sqlx::query_as!(
+        PartnerBalance,
+        "SELECT currency, posted AS balance, held, credit_limit, posted - held + credit_limit AS available
+         FROM accounts WHERE partner_id = $1 ORDER BY currency",
+        partner_id.uuid(),
+    );
+    Ok(Unflushed::of(rows.fetch_all(connection).await?))
+}
+
+/// A month of an account.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Statement)]
+pub struct StatementHead {
+    /// The month, in UTC.
+    #[schema(example = "2026-11")]
+    pub month: String,
+    #[schema(example = "USD")]
+    pub currency: String,
+    /// The balance before its first entry, in minor units.
+    pub opening: i64,
+    /// The balance after its last entry: `opening` and the amounts of its entries.
+    pub closing: i64,
+    /// The number of its first entry.
+    pub first_entry: i64,
+    /// The number of its last entry. Entries are numbered without gaps.
+    pub last_entry: i64,
+    /// Whether the month is not over, so that more may follow.
+    pub is_open: bool,
+}
+
+/// The months in which an account of the partner changed, the newest first: at most `limit` of them
+/// before the month `before`.
+///
+/// It waits for whoever is writing entries, so that a month which is told as over is complete: an
+/// entry gets its time under the lock of the account.
+pub async fn statements(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    months: &StatementRange<'_>,
+) -> Result<Unflushed<Vec<StatementHead>>> {
+    wait_for_entries(connection, partner_id).await?;
+    let rows = sqlx::query!(
+        r#"SELECT to_char(month, 'YYYY-MM') AS "month!", currency, min(number) AS "first!", max(number) AS "last!",
+                  sum(amount)::bigint AS "amount!",
+                  (array_agg(balance ORDER BY number DESC))[1] AS "closing!",
+                  month + interval '1 month' > now() AT TIME ZONE 'UTC' AS "is_open!"
+           FROM (SELECT *, date_trunc('month', at AT TIME ZONE 'UTC') AS month FROM account_entries WHERE partner_id = $1) e
+           WHERE ($2::text IS NULL OR to_char(month, 'YYYY-MM') = $2) AND ($3::text IS NULL OR currency = $3)
+           GROUP BY month, currency ORDER BY month DESC, currency LIMIT 1000"#,
+        partner_id.uuid(),
+        months.month,
+        months.currency,
+    );
+    let rows = rows.fetch_all(connection).await?.into_iter();
+    let heads = rows.map(|row| StatementHead {
+        month: row.month,
+        currency: row.currency,
+        opening: row.closing - row.amount,
+        closing: row.closing,
+        first_entry: row.first,
+        last_entry: row.last,
+        is_open: row.is_open,
+    });
+    Ok(Unflushed::of(heads.collect()))
+}
+
+/// Which statements are asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StatementRange<'a> {
+    pub month: Option<&'a str>,
+    pub currency: Option<&'a str>,
+}
+
+/// Waits until nobody holds the accounts of this partner any more who held them before.
+async fn wait_for_entries(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+    let lock = sqlx::query!(
+        "SELECT FROM accounts WHERE partner_id = $1 ORDER BY currency FOR SHARE",
+        partner_id.uuid(),
+    );
+    lock.fetch_all(connection).await?;
+    Ok(())
+}
+
+/// What changed a balance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Entry)]
+pub struct StatementEntry {
+    /// Counts the entries of the account from 1 on, without gaps.
+    #[schema(example = 17)]
+    pub number: i64,
+    /// `charge` (a topup became ready), `release` (a topup failed, so its price is no longer held),
+    /// `late_charge` (a topup became ready after it had failed), `refund` (an eSIM was given back),
+    /// `deposit` (you paid) or `adjustment` (a correction).
+    #[schema(example = "charge")]
+    pub kind: String,
+    /// What it changes the balance by, in minor units.
+    #[schema(example = -1250)]
+    pub amount: i64,
+    /// The balance after it.
+    #[schema(example = 123_750)]
+    pub balance: i64,
+    #[serde(with = "rfc3339")]
+    pub at: OffsetDateTime,
+    /// The topup that it is about.
+    #[schema(example = "20250129123456123456789012")]
+    pub topup_id: Option<String>,
+    /// What was ordered. Null once the order is archived, as is `external_order_id`.
+    pub option_id: Option<Uuid>,
+    pub external_order_id: Option<String>,
+    /// Of a deposit or an adjustment: its reference, such as the number of an invoice.
+    pub reference: Option<String>,
+}
+
+/// The entries of an account with numbers from `from` to `to`, at most `limit` of them.
+pub async fn entries(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    currency: &str,
+    (from, to): (i64, i64),
+    limit: i64,
+) -> Result<Unflushed<Vec<StatementEntry>>> {
+    let rows = sqlx::query_as!(
+        StatementEntry,
+        r#"SELECT n.number, n.kind, n.amount, n.balance, n.at, n.topup_id, t.option_id AS "option_id?",
+                  o.external_order_id AS "external_order_id?", n.reference
+           FROM account_entries n
+           LEFT JOIN topups t ON t.topup_id = n.topup_id
+           LEFT JOIN placements p ON p.placement_id = t.placement_id
+           LEFT JOIN orders o ON o.order_id = p.order_id
+           WHERE n.partner_id = $1 AND n.currency = $2 AND n.number BETWEEN $3 AND $4
+           ORDER BY n.number LIMIT $5"#,
+        partner_id.uuid(),
+        currency,
+        from,
+        to,
+        limit,
+    );
+    Ok(Unflushed::of(rows.fetch_all(connection).await?))
+}
