@@ -84,7 +84,10 @@ pub async fn changed_since(
             continue;
         };
         let currency = list.currency;
-        let prices: &mut Vec<PriceSince> = list.prices.entry(OptionId::from(row.option_id)).or_default();
+        let prices: &mut Vec<PriceSince> = list
+            .prices
+            .entry(OptionId::from(row.option_id))
+            .or_default();
         prices.push(PriceSince {
             valid_from: row.valid_from,
             amount: row.amount.map(|minor| Amount { minor, currency }),

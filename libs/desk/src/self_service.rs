@@ -34,7 +34,8 @@ pub use self::orders::first_id;
 pub use self::{
     account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
     balance::{
-        PartnerBalance, StatementEntry, StatementHead, StatementRange, balances, entries, statements,
+        PartnerBalance, StatementEntry, StatementHead, StatementRange, balances, entries,
+        statements,
     },
     changes::{ChangePage, ChangePosition, ChangedUnit, TopupChange, TopupChanges, changes},
     deliveries::{

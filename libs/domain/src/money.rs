@@ -28,7 +28,9 @@ impl Amount {
     /// Reads an amount as people write it, such as `12.50`, in this currency. More decimals than the
     /// currency has are an error and not rounded.
     pub fn parse(text: &str, currency: Currency) -> Result<Self, BadField> {
-        let bad = BadField("it is not an amount of its currency, such as 12.50 for USD, 1250 for JPY or 12.500 for JOD");
+        let bad = BadField(
+            "it is not an amount of its currency, such as 12.50 for USD, 1250 for JPY or 12.500 for JOD",
+        );
         let exponent = currency.exponent().ok_or(NO_MINOR_UNIT)?;
         let (sign, digits) = match text.strip_prefix('-') {
             Some(rest) => (-1, rest),
@@ -62,7 +64,11 @@ impl Amount {
     pub fn decimal(&self) -> String {
         let exponent = self.currency.exponent().unwrap_or(0);
         let sign = if self.minor < 0 { "-" } else { "" };
-        let digits = format!("{:0>width$}", self.minor.unsigned_abs(), width = exponent + 1);
+        let digits = format!(
+            "{:0>width$}",
+            self.minor.unsigned_abs(),
+            width = exponent + 1
+        );
         let (whole, part) = digits.split_at(digits.len() - exponent);
         if part.is_empty() {
             format!("{sign}{whole}")
@@ -137,6 +143,7 @@ impl EntryKind {
 }
 
 /// What has happened to a unit that has a price.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PricedUnit {
     pub is_ready: bool,
@@ -216,11 +223,23 @@ mod tests {
         ] {
             let amount = Amount::parse(text, currency(code)).unwrap();
             assert_eq!(amount.minor, minor, "{text} {code}");
-            assert_eq!(Amount::parse(&amount.decimal(), currency(code)).unwrap(), amount);
+            assert_eq!(
+                Amount::parse(&amount.decimal(), currency(code)).unwrap(),
+                amount
+            );
         }
-        assert_eq!(Amount::parse("-0.05", currency("USD")).unwrap().to_string(), "-0.05 USD");
-        assert_eq!(Amount::parse("7", currency("JPY")).unwrap().to_string(), "7 JPY");
-        assert_eq!(Amount::parse("0.007", currency("KWD")).unwrap().to_string(), "0.007 KWD");
+        assert_eq!(
+            Amount::parse("-0.05", currency("USD")).unwrap().to_string(),
+            "-0.05 USD"
+        );
+        assert_eq!(
+            Amount::parse("7", currency("JPY")).unwrap().to_string(),
+            "7 JPY"
+        );
+        assert_eq!(
+            Amount::parse("0.007", currency("KWD")).unwrap().to_string(),
+            "0.007 KWD"
+        );
         for (bad, code) in [
             ("12.50", "JPY"),
             ("1.234", "USD"),
@@ -271,7 +290,10 @@ mod tests {
                 assert!(!(unit.charged && unit.released), "{unit:?}");
                 let expected = i64::from(unit.is_returned) - i64::from(unit.is_ready);
                 assert_eq!(unit.posted(), expected, "{order:?} {unit:?}");
-                assert_eq!(unit.is_held(), !unit.is_ready && !unit.has_failed && !unit.released);
+                assert_eq!(
+                    unit.is_held(),
+                    !unit.is_ready && !unit.has_failed && !unit.released
+                );
             }
         }
     }

@@ -1,5 +1,5 @@
 -- serves: 3
--- contract: a partner without a price list gets no row of any of these tables, and units have no price unless a program that knows
+-- contract: extensions_bounds comes back in the same transaction, wider by a new column. A partner without a price list gets no row of any of these tables, and units have no price unless a program that knows
 -- prices has stored them. An older provisioner that makes a priced unit ready leaves its entry out; the next settlement of its
 -- order, or `account_for`, writes it.
 --
@@ -33,10 +33,18 @@ CREATE TABLE prices (
 );
 CREATE POLICY all_rows ON prices USING (true) WITH CHECK (true);
 
+-- What an option costs now in a price list; no row if the list never had it, and no amount if it has it no longer.
+CREATE FUNCTION price_in(list text, option uuid) RETURNS TABLE (amount bigint, currency text)
+LANGUAGE sql STABLE AS $$
+    SELECT p.amount, l.currency FROM prices p JOIN price_lists l ON l.price_list = p.price_list
+    WHERE p.price_list = list AND p.option_id = option AND p.valid_from <= now()
+    ORDER BY p.valid_from DESC LIMIT 1
+$$;
+
 ALTER TABLE partners ADD COLUMN price_list text CONSTRAINT partners_price_list_fkey REFERENCES price_lists;
 
 -- What a partner has in one currency. `posted` is what its entries add up to, `held` the prices of its units whose outcome is open.
--- Whoever changes both a unit and the account locks the account first, so that nobody waits in a circle.
+-- Whoever changes both a unit and the account locks the account before it changes anything, so that nobody waits in a circle.
 CREATE TABLE accounts (
     partner_id uuid NOT NULL REFERENCES partners,
     currency text NOT NULL,
@@ -70,6 +78,8 @@ CREATE TABLE account_entries (
     released bigint NOT NULL DEFAULT 0,
     -- The unit that it is about. There is no reference, because entries outlive their orders.
     topup_id text COLLATE "C",
+    -- The extension of that unit that it is about; null if it is about the unit itself.
+    extension_id uuid,
     -- Of a deposit or an adjustment: the operator's id of it, so that a repeat is not booked again.
     reference text,
     reason text,
@@ -86,15 +96,17 @@ CREATE TABLE account_entries (
         ELSE amount <> 0 AND released = 0 END),
     CONSTRAINT account_entries_subject CHECK (
         (topup_id IS NOT NULL) = (kind IN ('charge', 'release', 'late_charge', 'refund'))
-        AND (reference IS NOT NULL) = (kind IN ('deposit', 'adjustment'))),
+        AND (reference IS NOT NULL) = (kind IN ('deposit', 'adjustment'))
+        AND (extension_id IS NULL OR kind IN ('charge', 'release'))),
     CONSTRAINT account_entries_bounds CHECK (
         at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
         AND greatest(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference),
                      octet_length(reason), octet_length(made_by)) <= 100000)
 );
--- A unit is charged or released, and that once; it is charged late or refunded once.
+-- A unit is charged or released, and that once; it is charged late or refunded once. So is an extension.
 CREATE UNIQUE INDEX account_entries_unit ON account_entries (topup_id, (CASE kind WHEN 'release' THEN 'charge' ELSE kind END))
-    WHERE topup_id IS NOT NULL;
+    WHERE topup_id IS NOT NULL AND extension_id IS NULL;
+CREATE UNIQUE INDEX account_entries_extension ON account_entries (extension_id) WHERE extension_id IS NOT NULL;
 -- The same payment is booked once.
 CREATE UNIQUE INDEX account_entries_reference ON account_entries (partner_id, currency, reference) WHERE reference IS NOT NULL;
 CREATE POLICY all_rows ON account_entries USING (true) WITH CHECK (true);
@@ -135,7 +147,7 @@ BEGIN
         SELECT p.partner_id, t.terms::jsonb->'price'->>'currency' AS currency, t.topup_id,
                (t.terms::jsonb->'price'->>'amount')::bigint AS price, e.ready_at IS NOT NULL AS is_ready,
                t.state = 'failed' AS has_failed, e.returned_at IS NOT NULL AS is_returned,
-               ARRAY (SELECT n.kind FROM account_entries n WHERE n.topup_id = t.topup_id) AS kinds
+               ARRAY (SELECT n.kind FROM account_entries n WHERE n.topup_id = t.topup_id AND n.extension_id IS NULL) AS kinds
         FROM placements p JOIN topups t ON t.placement_id = p.placement_id LEFT JOIN esims e ON e.topup_id = t.topup_id
         WHERE p.placement_id = ANY (of_placements) AND t.terms IS NOT NULL AND t.terms::jsonb ? 'price'
     ), due AS (
@@ -185,6 +197,59 @@ CREATE TRIGGER topup_failure_accounted AFTER UPDATE OF state ON topups FOR EACH 
     WHEN (NEW.state = 'failed' AND OLD.state <> 'failed' AND NEW.terms IS NOT NULL) EXECUTE FUNCTION unit_accounted();
 CREATE TRIGGER esim_return_accounted AFTER UPDATE OF returned_at ON esims FOR EACH ROW
     WHEN (NEW.returned_at IS NOT NULL AND OLD.returned_at IS NULL) EXECUTE FUNCTION unit_accounted();
+
+-- What an extension costs, from its order on; null if its partner has no price list.
+ALTER TABLE extensions
+    ADD COLUMN price bigint,
+    ADD COLUMN currency text,
+    DROP CONSTRAINT extensions_bounds,
+    ADD CONSTRAINT extensions_bounds CHECK (
+        least(asked_at, attempted_at, not_added_at, ended_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(asked_at, attempted_at, not_added_at, ended_at) <= '9999-12-31 00:00:00+00'
+        AND greatest(octet_length(topup_id), octet_length(provider), octet_length(external_id), octet_length(provider_option_id),
+                     octet_length(state), pg_column_size(baseline), octet_length(reference), octet_length(reason),
+                     octet_length(message), octet_length(currency)) <= 100000) NOT VALID;
+
+CREATE FUNCTION extension_accounted() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    account accounts;
+    charged bigint := CASE WHEN NEW.state = 'added' THEN NEW.price ELSE 0 END;
+    moment timestamptz;
+BEGIN
+    SELECT * INTO account FROM accounts a WHERE a.partner_id = NEW.partner_id AND a.currency = NEW.currency FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    moment := greatest(clock_timestamp(), account.last_entry_at);
+    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, made_by, at)
+    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, CASE WHEN NEW.state = 'added' THEN 'charge' ELSE 'release' END,
+            -charged, account.posted - charged, NEW.price, NEW.topup_id, NEW.extension_id, 'system', moment);
+    UPDATE accounts SET posted = posted - charged, held = held - NEW.price, last_entry = last_entry + 1, last_entry_at = moment
+    WHERE partner_id = NEW.partner_id AND currency = NEW.currency;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER extension_accounted AFTER UPDATE OF state ON extensions FOR EACH ROW
+    WHEN (NEW.state IN ('added', 'refused') AND OLD.state <> NEW.state AND NEW.price IS NOT NULL)
+    EXECUTE FUNCTION extension_accounted();
+
+-- A provisioner that ends an extension holds its order, then the account, and only then changes the extension.
+CREATE OR REPLACE FUNCTION keep_order_of_extension(kept uuid) RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM FROM extensions x
+    JOIN topups t ON t.topup_id = x.topup_id
+    JOIN placements p ON p.placement_id = t.placement_id
+    JOIN orders o ON o.order_id = p.order_id
+    WHERE x.extension_id = kept
+    FOR KEY SHARE OF o;
+    PERFORM FROM extensions x JOIN accounts a ON a.partner_id = x.partner_id AND a.currency = x.currency
+    WHERE x.extension_id = kept AND x.price IS NOT NULL
+    FOR NO KEY UPDATE OF a;
+    RETURN NEXT kept;
+END
+$$;
 
 -- Books a deposit or an adjustment. Returns the number of the entry; null if the reference was booked before.
 CREATE FUNCTION book_entry(of_partner uuid, in_currency text, as_kind text, of_amount bigint, with_reference text, because text,

@@ -18,7 +18,8 @@ use std::{
 };
 
 use domain::{
-    Agreed, Amount, KeyId, Metadata, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed, TopupId,
+    Agreed, Amount, KeyId, Metadata, OptionId, OrderId, PartnerId, PlacementId, StoredAgreed,
+    TopupId,
 };
 use pg::{
     Result, Transaction, TransactionEnd,
@@ -535,7 +536,7 @@ pub async fn units(connection: &mut PgConnection, order_id: OrderId) -> Result<O
 /// Who gets `None` may still send no 201 without [`flush_order`], which fails for an order that is
 /// gone, and the connection sends none after `answer_by`.
 ///
-/// If the order `is_priced`, the account of its partner is locked before anything else; see
+/// If the order `is_priced`, the account of its partner is locked before anything is changed; see
 /// [`insert_limited`].
 pub async fn refuse(
     connection: &mut PgConnection,
@@ -543,13 +544,6 @@ pub async fn refuse(
     is_priced: bool,
 ) -> Result<Option<Vec<PlacementRefusal>>> {
     transaction!(connection, "orders::refuse", |transaction| {
-        if is_priced {
-            let lock = sqlx::query!(
-                "SELECT lock_accounts(ARRAY (SELECT placement_id FROM placements WHERE order_id = $1))",
-                order_id.uuid(),
-            );
-            lock.execute(&mut **transaction).await?;
-        }
         // The order is locked before its placements are judged. `status` takes the same lock, so it
         // waits for a refusal that is under way and sees its result. The deadline is compared with
         // the current time, because `now()` would be the start of the transaction.
@@ -562,6 +556,9 @@ pub async fn refuse(
         if query.fetch_optional(&mut **transaction).await?.is_none() {
             return Ok(TransactionEnd::Rollback(None));
         }
+        if is_priced {
+            lock_account(transaction, order_id).await?;
+        }
         // If no attempt was made, the provider has not refused anything, so the order stands.
         let refused = refuse_or_cancel(transaction, order_id, false).await?;
         if !refused.iter().any(|placement| placement.was_attempted) {
@@ -572,6 +569,16 @@ pub async fn refuse(
             attempted.map(|one| one.refusal).collect(),
         )))
     })
+}
+
+/// Locks the account of the partner of a locked order, before the order is changed.
+async fn lock_account(transaction: &mut Transaction<'_>, order_id: OrderId) -> Result<()> {
+    let lock = sqlx::query!(
+        "SELECT lock_accounts(ARRAY (SELECT placement_id FROM placements WHERE order_id = $1))",
+        order_id.uuid(),
+    );
+    lock.execute(&mut **transaction).await?;
+    Ok(())
 }
 
 /// A placement that [`refuse_or_cancel`] moved to `refused`.
@@ -644,12 +651,6 @@ pub async fn cancel(
     answered: Option<OrderId>,
 ) -> Result<OrderCancellation> {
     transaction!(connection, "orders::cancel", |transaction| {
-        // The account comes first; see `insert_limited`.
-        let lock = sqlx::query!(
-            "SELECT FROM accounts WHERE partner_id = $1 ORDER BY currency FOR NO KEY UPDATE",
-            partner_id.uuid(),
-        );
-        lock.fetch_all(&mut **transaction).await?;
         let query = sqlx::query!(
             r#"WITH newest AS (
                SELECT order_id, refused_at, cancelled_at,
@@ -687,6 +688,7 @@ pub async fn cancel(
                 rest: age(undecided_for),
             }));
         }
+        lock_account(transaction, order_id).await?;
         let refused = refuse_or_cancel(transaction, order_id, true).await?;
         if refused.is_empty() {
             return Ok(TransactionEnd::Rollback(OrderCancellation::TooLate));

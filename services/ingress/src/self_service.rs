@@ -17,6 +17,7 @@
 //! environment.
 
 mod account;
+mod balance;
 mod delivery_list;
 mod endpoints;
 mod esims;
@@ -112,6 +113,12 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
             vec![get(Read, extensions::list), post(Order, extensions::order)],
         ),
         ("/options", vec![get(Read, options::list)]),
+        ("/balance", vec![get(Read, balance::show)]),
+        ("/statements", vec![get(Read, balance::list)]),
+        (
+            "/statements/{statement}",
+            vec![get(Read, balance::statement)],
+        ),
         ("/account", vec![get(Read, account::show)]),
         (
             "/account/keys",

@@ -285,12 +285,19 @@ pub async fn check(connection: &mut PgConnection) -> Result<Vec<Disagreement>> {
                SELECT p.partner_id, t.terms::jsonb->'price'->>'currency' AS currency,
                       (t.terms::jsonb->'price'->>'amount')::bigint AS price, t.topup_id,
                       e.ready_at IS NOT NULL AS is_ready, t.state = 'failed' AS has_failed, e.returned_at IS NOT NULL AS is_returned,
-                      ARRAY (SELECT n.kind FROM account_entries n WHERE n.topup_id = t.topup_id) AS kinds
+                      ARRAY (SELECT n.kind FROM account_entries n WHERE n.topup_id = t.topup_id AND n.extension_id IS NULL) AS kinds
                FROM topups t JOIN placements p ON p.placement_id = t.placement_id LEFT JOIN esims e ON e.topup_id = t.topup_id
                WHERE t.terms IS NOT NULL AND t.terms::jsonb ? 'price'
+           ), extension AS (
+               SELECT x.partner_id, x.currency, x.price, x.extension_id, x.state,
+                      (SELECT n.kind FROM account_entries n WHERE n.extension_id = x.extension_id) AS kind
+               FROM extensions x WHERE x.price IS NOT NULL
            ), open AS (
-               SELECT partner_id, currency, sum(price) AS price FROM unit
-               WHERE NOT kinds && ARRAY['charge', 'release'] GROUP BY partner_id, currency
+               SELECT partner_id, currency, sum(price) AS price FROM (
+                   SELECT partner_id, currency, price FROM unit WHERE NOT kinds && ARRAY['charge', 'release']
+                   UNION ALL
+                   SELECT partner_id, currency, price FROM extension WHERE kind IS NULL
+               ) held GROUP BY partner_id, currency
            ), wrong AS (
                SELECT partner_id, currency, 'entry ' || number || ' does not follow from the one before' AS what
                FROM chained WHERE step <> 1 OR off <> 0
@@ -314,6 +321,10 @@ pub async fn check(connection: &mut PgConnection) -> Result<Vec<Disagreement>> {
                FROM unit u
                WHERE NOT u.is_ready AND u.kinds && ARRAY['charge', 'late_charge', 'refund']
                   OR NOT u.is_returned AND u.kinds && ARRAY['refund']
+               UNION ALL
+               SELECT x.partner_id, x.currency, 'extension ' || x.extension_id || ' is ' || x.state || ' and has the entry ' || coalesce(x.kind, 'none')
+               FROM extension x JOIN accounts a USING (partner_id, currency)
+               WHERE x.kind IS DISTINCT FROM CASE x.state WHEN 'added' THEN 'charge' WHEN 'refused' THEN 'release' END
            )
            SELECT r.name AS partner, w.currency AS "currency!", w.what AS "what!"
            FROM wrong w JOIN partners r ON r.partner_id = w.partner_id ORDER BY r.name, w.currency, w.what LIMIT 1000"#,

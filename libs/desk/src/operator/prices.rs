@@ -61,7 +61,9 @@ pub enum NotPriced {
     OtherCurrency(Currency),
     #[error("there is no option {0}; `esimctl option list` shows all")]
     NoSuchOption(OptionId),
-    #[error("the price of option {0} would be valid from a time that has passed; leave valid_from out for at once")]
+    #[error(
+        "the price of option {0} would be valid from a time that has passed; leave valid_from out for at once"
+    )]
     InThePast(OptionId),
     #[error(transparent)]
     Store(#[from] Error),
@@ -295,7 +297,11 @@ pub async fn assign(
             json!({ "price_list": was }),
             json!({ "price_list": price_list }),
         );
-        let what = if changed { what } else { ActionChange::nothing() };
+        let what = if changed {
+            what
+        } else {
+            ActionChange::nothing()
+        };
         mode.record(transaction, i64::from(changed), what).await?;
         Ok(mode.end(ListAssigned {
             partner_id,

@@ -42,6 +42,14 @@ pub struct OfferedOption {
     /// For how many days the data can be used; null if we do not say it in this form.
     #[schema(example = 30, minimum = 1)]
     pub days: Option<i32>,
+    /// What a unit costs now, in minor units of `currency`. Left out if we have agreed no prices with
+    /// you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250, minimum = 0)]
+    pub price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "USD")]
+    pub currency: Option<String>,
 }
 
 /// Which options a partner asks for. An option of which nothing is known matches no condition.
@@ -61,6 +69,8 @@ pub struct OptionPage<'a> {
     pub environment: Environment,
     /// The connected providers.
     pub providers: &'a [String],
+    /// The price list of the partner, if it has one. It is offered what that list has now.
+    pub price_list: Option<&'a str>,
     pub filter: OptionFilter,
     /// The last option of the page before.
     pub after: Option<OptionId>,
@@ -76,8 +86,10 @@ pub async fn options(
     let filter = page.filter;
     let country = filter.country.map(|country| country.to_string());
     let rows = sqlx::query!(
-        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days FROM options
-         WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
+        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days, price.amount AS "price?",
+                price.currency AS "currency?"
+         FROM options LEFT JOIN LATERAL price_in($10, option_id) price ON true
+         WHERE enabled AND ($10::text IS NULL OR price.amount IS NOT NULL) AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
            AND ($5::text IS NULL OR $5 = ANY (countries))
            AND ($6::int IS NULL OR unlimited OR data_mb >= $6)
            AND ($7::bool IS NULL OR unlimited = $7)
@@ -93,6 +105,7 @@ pub async fn options(
         filter.unlimited,
         filter.min_days,
         filter.max_days,
+        page.price_list,
     );
     let offered = rows
         .fetch_all(connection)
@@ -107,6 +120,8 @@ pub async fn options(
             data_mb: row.data_mb,
             unlimited: row.unlimited,
             days: row.days,
+            price: row.price,
+            currency: row.currency,
         });
     Ok(offered.collect())
 }

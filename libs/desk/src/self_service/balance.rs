@@ -69,15 +69,14 @@ pub struct StatementHead {
     pub is_open: bool,
 }
 
-/// The months in which an account of the partner changed, the newest first: at most `limit` of them
-/// before the month `before`.
+/// The months in which accounts of the partner changed, the newest first.
 ///
 /// It waits for whoever is writing entries, so that a month which is told as over is complete: an
 /// entry gets its time under the lock of the account.
 pub async fn statements(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    months: &StatementRange<'_>,
+    months: StatementRange<'_>,
 ) -> Result<Unflushed<Vec<StatementHead>>> {
     wait_for_entries(connection, partner_id).await?;
     let rows = sqlx::query!(

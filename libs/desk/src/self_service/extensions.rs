@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use accounts::options;
-use domain::{Environment, EsimChangeState, ExtensionId, OptionId, PartnerId, TopupId};
+use accounts::{options, prices::currency};
+use domain::{Amount, Environment, EsimChangeState, ExtensionId, OptionId, PartnerId, TopupId};
 use pg::{Error, Result, Transaction, TransactionEnd, age, transaction};
 use serde::Deserialize;
 use sqlx::PgConnection;
@@ -116,6 +116,8 @@ pub struct ExtensionScope<'a> {
     pub environment: Environment,
     /// The connected providers.
     pub providers: &'a [String],
+    /// The price list of the partner, if it has one: only what that has now can be added.
+    pub price_list: Option<&'a str>,
 }
 
 /// What can be added to an eSIM, as its provider said it last.
@@ -190,10 +192,12 @@ async fn sellable(
     listed: Option<&[String]>,
 ) -> Result<Vec<OfferedOption>> {
     let rows = sqlx::query!(
-        r#"SELECT o.option_id, o.name, o.details::text AS "details!", o.countries, o.data_mb, o.unlimited, o.days
+        r#"SELECT o.option_id, o.name, o.details::text AS "details!", o.countries, o.data_mb, o.unlimited, o.days,
+                  price.amount AS "price?", price.currency AS "currency?"
            FROM esims e
            JOIN options o ON o.enabled AND ($2 OR (o.environment = 'live' AND e.provider = ANY ($3)))
-           WHERE e.topup_id = $1
+           LEFT JOIN LATERAL price_in($5, o.option_id) price ON true
+           WHERE e.topup_id = $1 AND ($5::text IS NULL OR price.amount IS NOT NULL)
              AND ($4::text[] IS NULL OR option_at(o, e.provider) = ANY ($4)
                   -- The id of ours may name the most that we pay.
                   OR regexp_replace(option_at(o, e.provider), '@[^@]*$', '') = ANY ($4))
@@ -203,6 +207,7 @@ async fn sellable(
         scope.environment == Environment::Sandbox,
         scope.providers,
         listed,
+        scope.price_list,
     );
     let rows = rows.fetch_all(connection).await?.into_iter();
     let offered = rows.map(|row| OfferedOption {
@@ -213,6 +218,8 @@ async fn sellable(
         data_mb: row.data_mb,
         unlimited: row.unlimited,
         days: row.days,
+        price: row.price,
+        currency: row.currency,
     });
     Ok(offered.collect())
 }
@@ -276,6 +283,8 @@ pub enum ExtensionOrdered {
     NotOffered,
     /// The key has ordered its units of the day.
     OverLimit,
+    /// It costs more than is available in the partner's account.
+    BalanceInsufficient { required: Amount, available: Amount },
     /// The eSIM is not ready, erased or given back.
     NotReady,
 }
@@ -296,9 +305,21 @@ pub async fn order(
             Some(refused) => return Ok(TransactionEnd::Rollback(refused)),
             None => ExtensionId::new(),
         };
+        let mut price = None;
+        if let Some(price_list) = new.scope.price_list {
+            let asked = price_of(transaction, price_list, new.option_id).await?;
+            let Some(asked) = asked else {
+                return Ok(TransactionEnd::Rollback(ExtensionOrdered::NotOffered));
+            };
+            if let Err(refused) = hold(transaction, partner_id, asked).await? {
+                return Ok(TransactionEnd::Rollback(refused));
+            }
+            price = Some(asked);
+        }
         let statement = sqlx::query!(
-            "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
-             SELECT $1, $2, e.topup_id, e.provider, $4, o.option_id, option_at(o, e.provider)
+            "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id,
+                                     price, currency)
+             SELECT $1, $2, e.topup_id, e.provider, $4, o.option_id, option_at(o, e.provider), $8, $9
              FROM esims e JOIN options o ON o.option_id = $5
              WHERE e.topup_id = $3 AND o.enabled AND ($6 OR (o.environment = 'live' AND e.provider = ANY ($7)))
                AND option_at(o, e.provider) IS NOT NULL",
@@ -309,6 +330,8 @@ pub async fn order(
             new.option_id.uuid(),
             new.scope.environment == Environment::Sandbox,
             new.scope.providers,
+            price.map(|price| price.minor),
+            price.map(|price| price.currency.to_string()),
         );
         if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
             return Ok(TransactionEnd::Rollback(ExtensionOrdered::NotOffered));
@@ -327,6 +350,59 @@ pub async fn order(
             stored.ok_or_else(missing)?,
         )))
     })
+}
+
+/// What an option costs now in a price list; `None` if the list does not have it.
+async fn price_of(
+    transaction: &mut Transaction<'_>,
+    price_list: &str,
+    option_id: OptionId,
+) -> Result<Option<Amount>> {
+    let query = sqlx::query!(
+        r#"SELECT amount, currency AS "currency!" FROM price_in($1, $2)"#,
+        price_list,
+        option_id.uuid(),
+    );
+    let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+        return Ok(None);
+    };
+    let currency = currency(&row.currency)?;
+    Ok(row.amount.map(|minor| Amount { minor, currency }))
+}
+
+/// Holds a price in the partner's account, or says that there is too little.
+async fn hold(
+    transaction: &mut Transaction<'_>,
+    partner_id: PartnerId,
+    price: Amount,
+) -> Result<std::result::Result<(), ExtensionOrdered>> {
+    let code = price.currency.to_string();
+    let locked = sqlx::query!(
+        r#"SELECT posted - held + credit_limit AS available FROM accounts
+           WHERE partner_id = $1 AND currency = $2 FOR NO KEY UPDATE"#,
+        partner_id.uuid(),
+        code,
+    );
+    let account = locked.fetch_optional(&mut **transaction).await?;
+    let available = account.map_or(0, |row| row.available.unwrap_or(i64::MAX));
+    if price.minor > available {
+        let available = Amount {
+            minor: available,
+            ..price
+        };
+        return Ok(Err(ExtensionOrdered::BalanceInsufficient {
+            required: price,
+            available,
+        }));
+    }
+    let hold = sqlx::query!(
+        "UPDATE accounts SET held = held + $3 WHERE partner_id = $1 AND currency = $2",
+        partner_id.uuid(),
+        code,
+        price.minor,
+    );
+    hold.execute(&mut **transaction).await?;
+    Ok(Ok(()))
 }
 
 /// Why an extension is not stored anew, under the locks of [`order`]; `None` if it may be.

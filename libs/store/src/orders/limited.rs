@@ -6,9 +6,10 @@
 //! order that is not stored would take is left to others. Orders without a limit in the same batch
 //! wait for some more statements; a batch without any limit is stored by [`super::insert`].
 //!
-//! Rows are locked in one order: keys, then accounts, then what orders write. Whoever ends a unit
-//! locks its account first, too, because an order of the same partner may wait for that one's
-//! external id while it holds the account.
+//! Rows are locked in one order, so that nobody waits in a circle: a key, a stored order, an account,
+//! and then everything that is changed. Whoever refuses an order or ends a unit thus has the account
+//! before it changes anything, because a new order of the same partner may hold the account and wait
+//! for a change of an order with the same external id.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,7 +18,7 @@ use pg::{Result, Transaction, TransactionEnd, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{NewOrder, insert_all, keep, status};
+use super::{NewOrder, insert_all, keep};
 
 /// What became of an order that was to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,8 +193,7 @@ pub async fn insert_limited(
         }
         for index in waiting {
             let order = &orders[index];
-            let standing = status(transaction, order.partner_id, &order.external_order_id);
-            if standing.await?.is_none()
+            if !is_taken_now(transaction, order).await?
                 && let Some(refusal) = limits.refusal(order)
             {
                 results[index] = refusal;
@@ -206,6 +206,19 @@ pub async fn insert_limited(
         hold_prices(transaction, &stored).await?;
         Ok(TransactionEnd::Commit(results))
     })
+}
+
+/// Whether an order with this external id stands. It waits for nobody, because it holds an account:
+/// an order whose refusal is under way still stands.
+async fn is_taken_now(transaction: &mut Transaction<'_>, order: &NewOrder) -> Result<bool> {
+    let taken = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL)
+               OR EXISTS (SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)
+               AS "taken!""#,
+        order.partner_id.uuid(),
+        order.external_order_id,
+    );
+    Ok(taken.fetch_one(&mut **transaction).await?)
 }
 
 /// Counts the units of stored orders for their keys.

@@ -148,12 +148,16 @@ pub(super) struct UnitFact {
 /// What both pages that show an eSIM say of it.
 fn facts(order: &OrderView, unit: &TopupView) -> Vec<UnitFact> {
     // Every field is named, so that a new one cannot be forgotten. The option has its own link.
-    let Agreed { option_id: _ } = &unit.agreed;
+    let Agreed {
+        option_id: _,
+        price,
+    } = &unit.agreed;
     let iccid = or_none(unit.iccid.as_ref());
     let why = unit.reason.told().or_else(|| unit.delivery_error.clone());
     let facts = [
         ("ICCID", Some(iccid), true),
         ("Why", why, false),
+        ("Price", price.map(|price| price.to_string()), false),
         ("Installation", route::trouble(unit), false),
         ("Given back", route::give_back(unit), false),
     ];

@@ -389,7 +389,10 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
 /// The option of a unit: its name in the catalogue, or its id if the catalogue no longer has it.
 fn option_of(topup: &TopupView) -> String {
     // Every field is named, so that a new one cannot be forgotten.
-    let Agreed { option_id } = topup.agreed;
+    let Agreed {
+        option_id,
+        price: _,
+    } = topup.agreed;
     let id = option_id.to_string();
     topup.option_name.clone().unwrap_or(id)
 }

@@ -235,11 +235,7 @@ pub(crate) enum ErrorCode {
     ))]
     BalanceInsufficient,
 
-    #[strum(props(
-        status = 422,
-        bought = "no",
-        message = "costs more than its max_price"
-    ))]
+    #[strum(props(status = 422, bought = "no", message = "costs more than its max_price"))]
     PriceAboveMax,
 
     #[strum(props(
@@ -312,6 +308,18 @@ pub(crate) enum ErrorCode {
         message = "Country must be a code of ISO 3166-1 alpha-2 such as JP"
     ))]
     CountryInvalid,
+
+    #[strum(props(
+        status = 422,
+        message = "Currency must be a code of ISO 4217 such as USD"
+    ))]
+    CurrencyInvalid,
+
+    #[strum(props(
+        status = 422,
+        message = "After must be the number of an entry, from 0 on"
+    ))]
+    AfterInvalid,
 
     #[strum(props(
         status = 422,

@@ -15,9 +15,13 @@ use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use domain::Amount;
 use serde_json::json;
 
-use crate::http::{codes::ErrorCode, named::NamedCode};
+use crate::http::{
+    codes::ErrorCode,
+    named::{NamedCode, Shortfall},
+};
 
 /// The limit per second, or of requests at once.
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -214,6 +218,19 @@ impl ApiError {
             code: ErrorCode::Overloaded,
             limit_name,
         }
+    }
+
+    /// 422: what is ordered costs more than is available. Nothing of it is stored, bought or held, so
+    /// it may be sent again with the same id after a deposit.
+    pub(crate) fn balance_insufficient(required: Amount, available: Amount) -> Self {
+        let detail = format!("{required} are required and {available} are available");
+        Self::Unprocessable(vec![RequestFault {
+            shortfall: Some(Shortfall {
+                required,
+                available,
+            }),
+            ..RequestFault::with(ErrorCode::BalanceInsufficient, detail)
+        }])
     }
 
     pub(crate) fn internal(error: impl Into<anyhow::Error>) -> Self {

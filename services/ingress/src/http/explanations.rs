@@ -245,6 +245,12 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              query, write the `+` of a time zone as `%2B`, because a plain `+` means a space \
              there."
         }
+        ErrorCode::CurrencyInvalid => {
+            "`currency` is not a code of ISO 4217 in capital letters, such as `USD`."
+        }
+        ErrorCode::AfterInvalid => {
+            "`after` is not the number of an entry. Send `next_after` of the page before, or leave it out."
+        }
         ErrorCode::CountryInvalid => {
             "`country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such \
              as `JP`. Regions have no code; filter by one of their countries."

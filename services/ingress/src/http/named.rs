@@ -49,9 +49,17 @@ impl Display for NamedCode {
         if let Some(parameter) = self.parameter {
             write!(to, "; parameter={parameter}")?;
         }
-        if let Some(Shortfall { required, available }) = self.shortfall {
+        if let Some(Shortfall {
+            required,
+            available,
+        }) = self.shortfall
+        {
             let (required, currency) = (required.minor, required.currency);
-            write!(to, "; required={required}; available={}; currency={currency}", available.minor)?;
+            write!(
+                to,
+                "; required={required}; available={}; currency={currency}",
+                available.minor
+            )?;
         }
         Ok(())
     }

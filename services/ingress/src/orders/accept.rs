@@ -36,7 +36,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{Amount, OrderId, PartnerId, TopupIds};
+use domain::{OrderId, PartnerId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -58,7 +58,6 @@ use crate::{
     http::{
         codes::ErrorCode,
         error::{ApiError, RequestFault},
-        named::Shortfall,
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -453,7 +452,7 @@ impl OrderService {
                 Inserted::BalanceInsufficient {
                     required,
                     available,
-                } => return Err(balance_insufficient(required, available).into()),
+                } => return Err(ApiError::balance_insufficient(required, available).into()),
                 Inserted::Taken => {}
             }
             let earlier = self.until_decided(order, give_up, &mut place, answer);
@@ -616,22 +615,6 @@ fn over_limit(order: &NewOrder, left: u32) -> ApiError {
     let most = order.limited_key.map_or(0, |key| key.units_per_day);
     let detail = format!("{left} of {most} are left until 00:00 UTC");
     let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
-    ApiError::Unprocessable(vec![fault])
-}
-
-/// 422: the order costs more than is available. Nothing of it is stored, bought or held, so it may be
-/// sent again with the same id after a deposit.
-fn balance_insufficient(required: Amount, available: Amount) -> ApiError {
-    let fault = RequestFault {
-        shortfall: Some(Shortfall {
-            required,
-            available,
-        }),
-        ..RequestFault::with(
-            ErrorCode::BalanceInsufficient,
-            format!("{required} are required and {available} are available"),
-        )
-    };
     ApiError::Unprocessable(vec![fault])
 }
 

@@ -172,6 +172,7 @@ fn scope(session: &Session) -> ExtensionScope<'_> {
     ExtensionScope {
         environment: session.environment(),
         providers: &session.service().providers,
+        price_list: session.partner.price_list.as_deref(),
     }
 }
 
@@ -292,6 +293,10 @@ pub(super) async fn order(
         ExtensionOrdered::GivingBack => return Err(ErrorCode::GiveBackOpen.into()),
         ExtensionOrdered::NotOffered => return Err(ErrorCode::ExtensionNotOffered.into()),
         ExtensionOrdered::NotReady => return Err(ErrorCode::TopupNotReady.into()),
+        ExtensionOrdered::BalanceInsufficient {
+            required,
+            available,
+        } => return Err(ApiError::balance_insufficient(required, available)),
         ExtensionOrdered::OverLimit => {
             let most = credential.terms.units_per_day.unwrap_or_default();
             let detail = format!("0 of {most} are left until 00:00 UTC");

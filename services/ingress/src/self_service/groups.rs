@@ -118,6 +118,10 @@ You can replace your keys and your webhook secret yourself at any time. Old and 
 **Keys for people and programs.** Beside this first pair an account can have nine further keys. Each has a name, rights (`order`, `read`, `webhooks`, `keys`), and if you want networks that it may be used from and a number of units that it may order in a day of UTC. Each request says which right it needs. A request without the right, or from another network, gets a 403 and does nothing. Give each program and each agent a key of its own with no more than it needs: whoever steals or misleads it can do no more. A key that you change or end is changed or refused everywhere within a second. What a key has ordered belongs to the account, and every key with the right `read` sees it.
 ";
 
+const MONEY: &str = "\
+These requests have something to show if we have agreed prices with you. All amounts are whole numbers of a currency's minor unit: 1250 is 12.50 USD, 1250 JPY or 1.250 JOD. An order is refused as a whole if it costs more than is available, and its `external_order_id` may be sent again after a deposit. Prices are held when an order is stored; each topup is charged when it is ready and costs nothing if it fails; an eSIM that you give back is refunded. `max_price` of an item refuses an order that would cost more. Later prices never change what you have ordered.
+";
+
 const SANDBOX: &str = "\
 A sandbox account uses the same API as a live one, but its orders go to a test provider of ours that sells nothing real. It begins with 5 orders and 5 units per second and with at most 50 units in an order; ask us for more if you want to test your load. Each option below behaves as its name says, and every other one like `ready`. `details.outcome` of an option says the same, and `esim-partner trigger` lists the options and orders them. Order each of them once before you go live.
 
@@ -133,6 +137,7 @@ pub(super) fn tags() -> Value {
         ("Orders", ORDERS.to_owned()),
         ("Topups", TOPUPS.to_owned()),
         ("Options", OPTIONS.to_owned()),
+        ("Money", MONEY.to_owned()),
         ("Webhook", WEBHOOK.to_owned()),
         ("Endpoints", ENDPOINTS.to_owned()),
         ("Notices", NOTICES.to_owned()),

@@ -35,7 +35,8 @@ struct OptionsResponse {
 ///
 /// Each page has an `ETag`. If you send it as `If-None-Match` and the page has not changed, the
 /// answer is a 304 without a body. Filters can be combined; an option must then match all of them. An
-/// option of which we do not say `countries`, `data_mb` and `days` matches no filter.
+/// option of which we do not say `countries`, `data_mb` and `days` matches no filter. If we have agreed
+/// prices with you, the list has what you can order, with its `price`.
 #[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
@@ -62,11 +63,13 @@ pub(super) async fn list(
     query.check()?;
     let environment = session.environment();
     let providers = &session.service().providers;
+    let price_list = session.partner.price_list.as_deref();
     let listing = session.run(async |connection, _| {
         // One more row than the page holds is read. If there is one, another page follows.
         let page = OptionPage {
             environment,
             providers,
+            price_list,
             filter,
             after,
             limit: i64::from(limit) + 1,

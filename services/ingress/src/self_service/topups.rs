@@ -39,6 +39,14 @@ pub(super) struct Topup<'a> {
     external_order_id: &'a str,
     #[schema(value_type = Uuid)]
     option_id: OptionId,
+    /// What it costs, in minor units of `currency`: the price when it was ordered. Left out if we have
+    /// agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "USD")]
+    currency: Option<String>,
     /// What you keep with its item; left out if that is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -121,7 +129,7 @@ impl<'a> Topup<'a> {
             delivery,
             delivered_at,
         } = unit;
-        let Agreed { option_id } = agreed;
+        let Agreed { option_id, price } = agreed;
         let iccid = iccid.as_deref().unwrap_or_default();
         let esim =
             |profile| WebhookBody::new(topup_id, agreed, external_order_id, iccid, profile, qr);
@@ -129,6 +137,8 @@ impl<'a> Topup<'a> {
             topup_id,
             external_order_id,
             option_id: *option_id,
+            price: price.map(|price| price.minor),
+            currency: price.map(|price| price.currency.to_string()),
             metadata: metadata.as_ref(),
             order_metadata: None,
             state: *state,

@@ -1,0 +1,151 @@
+//! What the partner has, and the statements of what changed it.
+//!
+//! A partner that we have agreed no prices with has no accounts, so its lists are empty.
+
+use axum::{http::StatusCode, response::Response};
+use desk::self_service::{self, PartnerBalance, StatementEntry, StatementHead, StatementRange};
+use domain::product::Currency;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{
+    query::{Query, number},
+    session::{PathId, Search, Session, json},
+};
+use crate::http::{
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
+};
+
+/// What you have.
+#[derive(Serialize, ToSchema)]
+struct Balances {
+    /// One for each currency; empty if we have agreed no prices with you.
+    balances: Vec<PartnerBalance>,
+}
+
+/// Show the balance
+///
+/// An order that costs more than `available` is refused with `balance_insufficient`. Prices are held
+/// when an order is stored and charged when a topup is ready; a topup that fails costs nothing.
+#[utoipa::path(get, path = "/balance", operation_id = "show_balance", tag = "Money",
+    responses((status = 200, description = "The balance in each currency", body = Balances)))]
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    let balances = session.look(self_service::balances).await?;
+    Ok(json(StatusCode::OK, &Balances { balances }))
+}
+
+/// The months in which a balance changed, the newest first.
+#[derive(Serialize, ToSchema)]
+struct Statements {
+    statements: Vec<StatementHead>,
+}
+
+/// List the statements
+///
+/// A statement is a month of an account, in UTC: `opening` and the amounts of its entries are
+/// `closing`, which is the `opening` of the next one. A month that is over never changes: what is
+/// booked later, such as the refund of an eSIM, stands in the month in which it is booked.
+#[utoipa::path(get, path = "/statements", operation_id = "list_statements", tag = "Money",
+    params(("currency" = Option<String>, Query, pattern = "^[A-Z]{3}$", description = "Only statements in this currency, such as `USD`")),
+    responses((status = 200, description = "The statements", body = Statements),
+        (status = 422, response = crate::http::described::Unprocessable)))]
+pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let fault = RequestFault::new(ErrorCode::CurrencyInvalid);
+    let currency = query.read("currency", fault, |text| text.parse::<Currency>().ok());
+    query.check()?;
+    let range = StatementRange {
+        month: None,
+        currency: currency.as_ref().map(Currency::as_str),
+    };
+    let found = session.look(async |connection, partner| {
+        self_service::statements(connection, partner, range).await
+    });
+    let statements = found.await?;
+    Ok(json(StatusCode::OK, &Statements { statements }))
+}
+
+/// A statement with a page of its entries.
+#[derive(Serialize, ToSchema)]
+struct StatementPage {
+    #[serde(flatten)]
+    statement: StatementHead,
+    /// By number, without gaps.
+    entries: Vec<StatementEntry>,
+    /// The `after` of the next page; null after the last one.
+    next_after: Option<i64>,
+}
+
+/// The name of a statement in a path, such as `2026-11-USD`.
+pub(super) struct StatementName {
+    month: String,
+    currency: Currency,
+}
+
+impl std::str::FromStr for StatementName {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (month, currency) = text.rsplit_once('-').ok_or(())?;
+        Ok(Self {
+            month: month.to_owned(),
+            currency: currency.parse().map_err(|_| ())?,
+        })
+    }
+}
+
+/// Show a statement with its entries
+#[utoipa::path(get, path = "/statements/{statement}", operation_id = "show_statement", tag = "Money",
+    params(
+        ("statement" = String, Path, description = "Month and currency, such as `2026-11-USD`", example = "2026-11-USD"),
+        ("after" = Option<i64>, Query, minimum = 0, description = "`next_after` of the previous page; leave it out for the first page"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Number of entries of the page, from 1 to 100; the default is 20")),
+    responses(
+        (status = 200, description = "The statement", body = StatementPage),
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 422, response = crate::http::described::Unprocessable)))]
+pub(super) async fn statement(
+    PathId(name): PathId<StatementName>,
+    Search(session, uri): Search,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let limit = query.limit();
+    let fault = RequestFault::new(ErrorCode::AfterInvalid);
+    let after = query.read("after", fault, |text| {
+        number(text).filter(|after: &i64| *after >= 0)
+    });
+    query.check()?;
+    let StatementName { month, currency } = name;
+    let range = StatementRange {
+        month: Some(&month),
+        currency: Some(currency.as_str()),
+    };
+    let reading = session.look(async |connection, partner| {
+        let heads = self_service::statements(&mut *connection, partner, range).await?;
+        heads
+            .then(async |mut heads| {
+                let Some(head) = heads.pop() else {
+                    return Ok(store::Unflushed::of(None));
+                };
+                let from = head
+                    .first_entry
+                    .max(after.unwrap_or_default().saturating_add(1));
+                let numbers = (from, head.last_entry);
+                let code = currency.as_str();
+                let entries =
+                    self_service::entries(connection, partner, code, numbers, i64::from(limit));
+                Ok(entries.await?.map(|entries| Some((head, entries))))
+            })
+            .await
+    });
+    let (statement, entries) = reading.await?.ok_or(ErrorCode::NotFound)?;
+    let last = entries.last().map(|entry| entry.number);
+    let next_after = last.filter(|number| *number < statement.last_entry);
+    let page = StatementPage {
+        statement,
+        entries,
+        next_after,
+    };
+    Ok(json(StatusCode::OK, &page))
+}
