@@ -47,6 +47,7 @@ fn baseline() -> Baseline {
 const SANDBOX: ExtensionScope<'static> = ExtensionScope {
     environment: Environment::Sandbox,
     providers: &[],
+    price_list: None,
 };
 
 pub fn new<'a>(

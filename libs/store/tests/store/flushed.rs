@@ -152,7 +152,7 @@ impl Told {
             }
             Self::Refused => {
                 // Nothing was tried, so the order stands, and the 201 is flushed by its own call.
-                let refused = orders::refuse(&mut *connection, order.order_id).await;
+                let refused = orders::refuse(&mut *connection, order.order_id, false).await;
                 assert_eq!(refused.unwrap(), None);
                 Unflushed::of(()).after_flush(connection).await.unwrap();
             }

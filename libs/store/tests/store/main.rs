@@ -11,6 +11,7 @@
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the
 //!   machine.
 //! - [`extensions`]: more data for a delivered eSIM, against the same machine.
+//! - [`money`]: what orders hold, and what becomes of it.
 //! - [`events`]: further events of an endpoint, and new URLs. [`use_events`]: those about the use
 //!   of eSIMs, and polls.
 //! - [`batches`]: the notifier's work that it does in batches.
@@ -76,6 +77,7 @@ mod known;
 mod life;
 mod machine;
 mod migrations;
+mod money;
 mod nodelay;
 mod notices;
 mod operator;

@@ -39,7 +39,7 @@ impl Bench {
 
     pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<PlacementRefusal>> {
         let mut connection = self.connection().await;
-        orders::refuse(&mut connection, order.order_id)
+        orders::refuse(&mut connection, order.order_id, false)
             .await
             .unwrap()
     }

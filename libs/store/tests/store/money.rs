@@ -1,0 +1,730 @@
+//! Money: what orders hold, and what becomes of it. Each test ends with the comparison of accounts,
+//! entries and units that operators have ([`balances::check`]), so it also finds what the test does
+//! not look at.
+
+use std::collections::HashMap;
+
+use desk::{
+    operator::{
+        balances::{self, AccountView, Booking, CreditLimit, NotBooked},
+        prices::{self, NewPrice},
+    },
+    self_service::{
+        self, OptionFilter, OptionPage, StatementRange,
+        extensions::{ExtensionOrdered, ExtensionScope, order as extend},
+    },
+};
+use domain::{
+    Agreed, Amount, Environment, PartnerId,
+    money::{EntryKind, PricedUnit},
+    product::Currency,
+};
+use futures_util::future::join_all;
+use store::{
+    orders::{self, Inserted, NewOrder, OrderCancellation},
+    placements::{PlacementSettlement, Progress},
+};
+
+use crate::bench::{
+    self, Bench, Told, answered, applied, bought, execute, order, placement, ready, rejected,
+    topups, unit,
+};
+use crate::extensions::new;
+
+fn eur(minor: i64) -> Amount {
+    amount(minor, "EUR")
+}
+
+fn amount(minor: i64, code: &str) -> Amount {
+    Amount {
+        minor,
+        currency: Currency::of_money(code).unwrap(),
+    }
+}
+
+/// The order with this price for each of its units.
+fn priced(mut order: NewOrder, price: Amount) -> NewOrder {
+    let placements = order.placements.iter_mut();
+    for topup in placements.flat_map(|one| &mut one.topups) {
+        topup.agreed = Agreed {
+            price: Some(price),
+            ..topup.agreed
+        };
+    }
+    order
+}
+
+fn with_prices(settlement: PlacementSettlement) -> PlacementSettlement {
+    PlacementSettlement {
+        is_priced: true,
+        ..settlement
+    }
+}
+
+impl Bench {
+    async fn limit(&self, partner: PartnerId, currency: Currency, limit: CreditLimit) {
+        let mut connection = self.connection().await;
+        balances::set_limit(&mut connection, partner, currency, limit, applied())
+            .await
+            .unwrap();
+    }
+
+    async fn pay(&self, partner: PartnerId, amount: Amount, reference: &str) {
+        let booking = Booking {
+            partner_id: partner,
+            kind: EntryKind::Deposit,
+            amount,
+            reference,
+            reason: "paid",
+            operator: "tester",
+        };
+        balances::book(&mut *self.connection().await, booking, applied())
+            .await
+            .unwrap();
+    }
+
+    /// A partner with a prepaid account in EUR and this balance.
+    async fn prepaid(&self, minor: i64) -> PartnerId {
+        let partner = self.partner(None).await;
+        let amount = eur(minor);
+        self.limit(partner, amount.currency, CreditLimit::UpTo(0))
+            .await;
+        if minor > 0 {
+            self.pay(partner, amount, "first").await;
+        }
+        partner
+    }
+
+    async fn insert_limited(&self, orders: &[NewOrder]) -> Vec<Inserted> {
+        orders::insert_limited(&mut *self.connection().await, orders)
+            .await
+            .unwrap()
+    }
+
+    async fn books(&self, partner: PartnerId) -> AccountView {
+        let accounts = balances::accounts_of(&mut *self.connection().await, partner).await;
+        accounts.unwrap().remove(0)
+    }
+
+    /// What the account has and what of it is held.
+    async fn funds(&self, partner: PartnerId) -> (i64, i64) {
+        let account = self.books(partner).await;
+        (account.balance, account.held)
+    }
+
+    /// The entries as pairs of kind and amount, the oldest first.
+    async fn booked(&self, partner: PartnerId) -> Vec<(String, i64)> {
+        let mut connection = self.connection().await;
+        let account = balances::accounts_of(&mut connection, partner).await;
+        let currency = account.unwrap().remove(0).currency;
+        let lines = balances::last_entries(&mut connection, partner, currency, 1000).await;
+        let lines = lines.unwrap().into_iter().rev();
+        lines.map(|line| (line.kind, line.amount)).collect()
+    }
+
+    async fn agrees(&self) {
+        let found = balances::check(&mut *self.connection().await).await;
+        assert_eq!(found.unwrap(), []);
+    }
+
+    /// Gives all eSIMs of the order back, as a provider's answer does.
+    async fn returned(&self, order: &NewOrder) {
+        for topup in topups(order) {
+            self.set(
+                "UPDATE esims SET returned_at = now(), erased_at = now(), profile = NULL WHERE topup_id = $1",
+                topup,
+            )
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_unit_is_held_charged_and_refunded_once() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(1000).await;
+    let order = priced(answered(partner, 2), eur(250));
+    let stored = bench.insert_limited(std::slice::from_ref(&order)).await;
+    assert_eq!(stored, [Inserted::Stored]);
+    assert_eq!(bench.funds(partner).await, (1000, 500));
+    bench.agrees().await;
+    bench.claim(&[placement(&order)]).await;
+    // One is ready and one fails, and the same outcome is recorded again by a look-up.
+    let [one, other] = topups(&order).try_into().unwrap();
+    let units = vec![
+        ready(&one),
+        unit(&other, Progress::Failed("sold out".into())),
+    ];
+    let outcome = with_prices(bought(placement(&order), 1, units, false));
+    for _ in 0..2 {
+        bench.settle(std::slice::from_ref(&outcome)).await;
+        assert_eq!(bench.funds(partner).await, (750, 0));
+        bench.agrees().await;
+    }
+    bench.returned(&order).await;
+    assert_eq!(bench.funds(partner).await, (1000, 0));
+    bench.agrees().await;
+    let booked = bench.booked(partner).await;
+    let mut kinds: Vec<&str> = booked.iter().map(|(kind, _)| kind.as_str()).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["charge", "deposit", "refund", "release"]);
+}
+
+/// A purchase that was rejected turns out to be sold, and an operator takes it. Its price is no
+/// longer held, and is charged all the same, even though the money was spent meanwhile.
+#[tokio::test]
+async fn a_unit_that_is_ready_after_it_failed_is_charged_late() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(250).await;
+    let [order, other] = [250, 240].map(|price| priced(answered(partner, 1), eur(price)));
+    bench.insert_limited(std::slice::from_ref(&order)).await;
+    let id = placement(&order);
+    bench.claim(&[id]).await;
+    bench.settle(&[with_prices(rejected(id, 1))]).await;
+    assert_eq!(bench.funds(partner).await, (250, 0));
+    bench.insert_limited(&[other]).await;
+    let pending = with_prices(bench::bought_pending(id, 1));
+    bench.settle(&[pending]).await;
+    assert_eq!(bench.state(id).await, "parked");
+    bench
+        .sql(&format!(
+            "SELECT resolve_placement('{id}', 'bought', NULL, NULL)"
+        ))
+        .await;
+    let units = topups(&order).iter().map(ready).collect();
+    bench
+        .settle(&[with_prices(bought(id, 1, units, false))])
+        .await;
+    assert_eq!(bench.funds(partner).await, (0, 240));
+    assert_eq!(bench.booked(partner).await[2], ("late_charge".into(), -250));
+    bench.agrees().await;
+    bench.returned(&order).await;
+    assert_eq!(bench.funds(partner).await, (250, 240));
+    bench.agrees().await;
+}
+
+/// A settlement that is recorded by the lean statement charges as well.
+#[tokio::test]
+async fn the_lean_settlement_charges() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(1000).await;
+    let orders = [1, 2].map(|units| priced(answered(partner, units), eur(100)));
+    bench.insert_limited(&orders).await;
+    bench
+        .claim(&[placement(&orders[0]), placement(&orders[1])])
+        .await;
+    let settled = orders.each_ref().map(|order| {
+        let units = topups(order).iter().map(ready).collect();
+        let outcome = bought(placement(order), 1, units, true);
+        with_prices(crate::bench::fresh(order, outcome))
+    });
+    bench.settle(&settled).await;
+    assert_eq!(bench.funds(partner).await, (700, 0));
+    // The account was updated once for both, and each unit has an entry.
+    assert_eq!(bench.books(partner).await.entries, 4);
+    bench.agrees().await;
+}
+
+#[tokio::test]
+async fn an_order_that_is_refused_or_cancelled_holds_nothing() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(300).await;
+    let mut connection = bench.connection().await;
+    let first = priced(order(partner, 2), eur(150));
+    bench.insert_limited(std::slice::from_ref(&first)).await;
+    bench.claim(&[placement(&first)]).await;
+    bench
+        .settle(&[with_prices(rejected(placement(&first), 1))])
+        .await;
+    let refused = orders::refuse(&mut connection, first.order_id, true).await;
+    assert!(refused.unwrap().is_some());
+    assert_eq!(bench.funds(partner).await, (300, 0));
+    bench.agrees().await;
+    let second = priced(answered(partner, 2), eur(150));
+    let id = &second.external_order_id;
+    bench.insert_limited(std::slice::from_ref(&second)).await;
+    assert_eq!(bench.funds(partner).await, (300, 300));
+    let cancelled = orders::cancel(&mut connection, partner, id, Some(second.order_id)).await;
+    let cancelled = cancelled.unwrap();
+    assert!(
+        matches!(cancelled, OrderCancellation::Done(_)),
+        "{cancelled:?}"
+    );
+    assert_eq!(bench.funds(partner).await, (300, 0));
+    bench.agrees().await;
+}
+
+#[tokio::test]
+async fn an_order_beyond_the_balance_holds_nothing_and_may_be_sent_again() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(250).await;
+    let named = |id: &str, units| NewOrder {
+        external_order_id: id.to_owned(),
+        ..priced(order(partner, units), eur(100))
+    };
+    // In one batch: the same id twice, one that is too large, and one without a price.
+    let batch = [
+        named("a", 2),
+        named("a", 2),
+        named("b", 1),
+        order(partner, 5),
+    ];
+    let insufficient = |required, available| Inserted::BalanceInsufficient {
+        required: eur(required),
+        available: eur(available),
+    };
+    let stored = bench.insert_limited(&batch).await;
+    let beyond = insufficient(100, 50);
+    assert_eq!(
+        stored,
+        [Inserted::Stored, Inserted::Taken, beyond, Inserted::Stored]
+    );
+    assert_eq!(bench.funds(partner).await, (250, 200));
+    // An id that is taken is told as taken, even with an empty account.
+    let again = bench.insert_limited(&[named("a", 2), named("b", 1)]).await;
+    assert_eq!(again, [Inserted::Taken, beyond]);
+    bench.pay(partner, eur(50), "second").await;
+    assert_eq!(
+        bench.insert_limited(&[named("b", 1)]).await,
+        [Inserted::Stored]
+    );
+    assert_eq!(bench.funds(partner).await, (300, 300));
+    bench.agrees().await;
+    // A partner without an account has nothing, and one that pays later has no limit.
+    let other = bench.partner(None).await;
+    let its = priced(order(other, 1), eur(100));
+    let stored = bench.insert_limited(std::slice::from_ref(&its)).await;
+    assert_eq!(stored, [insufficient(100, 0)]);
+    let free = priced(order(other, 1), eur(0));
+    assert_eq!(bench.insert_limited(&[free]).await, [Inserted::Stored]);
+    bench
+        .limit(other, eur(0).currency, CreditLimit::Unlimited)
+        .await;
+    assert_eq!(bench.insert_limited(&[its]).await, [Inserted::Stored]);
+    assert_eq!(bench.funds(other).await, (0, 100));
+    bench
+        .limit(other, eur(0).currency, CreditLimit::UpTo(50))
+        .await;
+    let more = priced(order(other, 1), eur(1));
+    assert_eq!(bench.insert_limited(&[more]).await, [insufficient(1, -50)]);
+}
+
+/// Sixteen processes order, refuse, cancel, settle, repeat and pay at once. Exactly as much is sold
+/// as there is, and nobody waits in a circle.
+#[tokio::test]
+async fn exactly_what_is_available_is_sold_however_many_sell() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(60).await;
+    let one_process = |process: usize| {
+        let bench = &bench;
+        async move {
+            let mut sold = 0;
+            for round in 0..12 {
+                // Two processes each use the same ids.
+                let order = NewOrder {
+                    external_order_id: format!("{} {round}", process / 2),
+                    ..priced(answered(partner, 1), eur(1))
+                };
+                let stored = bench.insert_limited(std::slice::from_ref(&order)).await;
+                if stored != [Inserted::Stored] {
+                    continue;
+                }
+                let id = placement(&order);
+                match (process + round) % 4 {
+                    0 => {
+                        let mut connection = bench.connection().await;
+                        let external_id = &order.external_order_id;
+                        let answered = Some(order.order_id);
+                        orders::cancel(&mut connection, partner, external_id, answered)
+                            .await
+                            .unwrap();
+                    }
+                    1 => {
+                        bench.claim(&[id]).await;
+                        bench.settle(&[with_prices(rejected(id, 1))]).await;
+                    }
+                    _ => {
+                        bench.claim(&[id]).await;
+                        let units = topups(&order).iter().map(ready).collect();
+                        bench
+                            .settle(&[with_prices(bought(id, 1, units, false))])
+                            .await;
+                        sold += 1;
+                    }
+                }
+                if round == 5 && process == 0 {
+                    bench.pay(partner, eur(7), "more").await;
+                }
+            }
+            sold
+        }
+    };
+    let sold: i64 = join_all((0..16).map(one_process)).await.into_iter().sum();
+    bench.agrees().await;
+    // What is left is sold out, so the sum is exact whatever happened before.
+    let mut rest = 0;
+    while bench
+        .insert_limited(&[priced(answered(partner, 1), eur(1))])
+        .await
+        == [Inserted::Stored]
+    {
+        rest += 1;
+    }
+    let (balance, held) = bench.funds(partner).await;
+    assert_eq!(balance, held);
+    assert_eq!(
+        sold + rest,
+        bench
+            .booked(partner)
+            .await
+            .iter()
+            .filter(|(kind, _)| kind == "deposit")
+            .map(|(_, amount)| amount)
+            .sum::<i64>()
+    );
+    bench.agrees().await;
+}
+
+/// The statements do what the rule of the domain says, for any order of events, in currencies of no,
+/// two and three decimals, with several units in one placement.
+#[tokio::test]
+async fn random_histories_add_up() {
+    let bench = Bench::new().await;
+    for (round, code) in ["JPY", "EUR", "JOD"]
+        .into_iter()
+        .cycle()
+        .take(12)
+        .enumerate()
+    {
+        let partner = bench.partner(None).await;
+        let currency = Currency::of_money(code).unwrap();
+        bench.limit(partner, currency, CreditLimit::Unlimited).await;
+        let price = amount(1 + i64::try_from(round).unwrap(), code);
+        let order = priced(answered(partner, 3), price);
+        bench.insert_limited(std::slice::from_ref(&order)).await;
+        bench.claim(&[placement(&order)]).await;
+        let units = topups(&order);
+        let mut model: HashMap<_, PricedUnit> = HashMap::new();
+        let events: Vec<(usize, u8)> = (0..8)
+            .map(|_| (rand::random_range(0..3), rand::random_range(0..3)))
+            .collect();
+        // The purchase itself succeeds, as far as its units are known.
+        let pending = with_prices(bought(placement(&order), 1, Vec::new(), false));
+        bench.settle(&[pending]).await;
+        for (index, event) in &events {
+            let topup = &units[*index];
+            let known = model.entry(topup.clone()).or_default();
+            match event {
+                0 if !known.is_ready => {
+                    known.has_failed = true;
+                    let failed = unit(topup, Progress::Failed("gone".into()));
+                    let outcome = bought(placement(&order), 1, vec![failed], false);
+                    bench.settle(&[with_prices(outcome)]).await;
+                }
+                1 if !known.is_returned => {
+                    known.is_ready = true;
+                    // However it comes about: also after the unit has failed.
+                    let id = placement(&order);
+                    let made = format!(
+                        "INSERT INTO esims (topup_id, provider, provider_unit_id, ready_at)
+                         VALUES ('{topup}', 'sandbox', 'unit-{topup}', now())
+                         ON CONFLICT (topup_id) DO UPDATE SET ready_at = now();
+                         SELECT account_for(ARRAY['{id}'::uuid])"
+                    );
+                    bench.sql(&made).await;
+                }
+                2 if known.is_ready && !known.is_returned => {
+                    known.is_returned = true;
+                    bench
+                        .set(
+                            "UPDATE esims SET returned_at = now() WHERE topup_id = $1",
+                            topup,
+                        )
+                        .await;
+                }
+                _ => {}
+            }
+            for entry in known.due() {
+                *known = known.with(entry);
+            }
+        }
+        let posted: i64 = model.values().map(|unit| unit.posted()).sum();
+        let open = units
+            .iter()
+            .filter(|unit| model.get(unit).is_none_or(|one| one.is_held()));
+        let open = i64::try_from(open.count()).unwrap();
+        let expected = (posted * price.minor, open * price.minor);
+        assert_eq!(bench.funds(partner).await, expected, "{code} {events:?}");
+        bench.agrees().await;
+    }
+}
+
+#[tokio::test]
+async fn entries_are_numbered_and_stay() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(500).await;
+    let mut connection = bench.connection().await;
+    let booking = |kind, minor, reference| Booking {
+        partner_id: partner,
+        kind,
+        amount: eur(minor),
+        reference,
+        reason: "a correction",
+        operator: "tester",
+    };
+    let correct = booking(EntryKind::Adjustment, -20, "note 1");
+    let made = balances::book(&mut connection, correct, applied()).await;
+    let made = made.unwrap();
+    assert_eq!((made.number, made.balance), (2, 480));
+    // A repeat says what was booked, and a preview books nothing.
+    let again = balances::book(&mut connection, correct, applied()).await;
+    assert!(
+        matches!(again, Err(NotBooked::BookedBefore { number: 2, .. })),
+        "{again:?}"
+    );
+    let preview = booking(EntryKind::Deposit, 7, "note 2");
+    let seen = balances::book(&mut connection, preview, pg::actions::Mode::Preview).await;
+    assert_eq!(seen.unwrap().number, 3);
+    assert_eq!(bench.funds(partner).await, (480, 0));
+    for statement in [
+        "UPDATE account_entries SET amount = 0",
+        "DELETE FROM account_entries",
+        "TRUNCATE account_entries",
+    ] {
+        let refused = sqlx::query(statement).execute(&mut *connection).await;
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("never changed or deleted"), "{error}");
+    }
+    bench.agrees().await;
+    // Whoever gets around this is found out.
+    execute(
+        &mut connection,
+        "ALTER TABLE account_entries DISABLE TRIGGER USER;
+         UPDATE account_entries SET amount = 600, balance = 600 WHERE number = 1",
+    )
+    .await;
+    let found = balances::check(&mut connection).await.unwrap();
+    let told: Vec<&str> = found.iter().map(|one| one.what.as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "entry 2 does not follow from the one before",
+            "the balance is 480, and the entries add up to 580"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn two_that_open_an_account_at_once_open_one() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let currency = eur(0).currency;
+    join_all((0..8).map(|_| bench.limit(partner, currency, CreditLimit::UpTo(10)))).await;
+    let accounts = balances::accounts_of(&mut *bench.connection().await, partner).await;
+    assert_eq!(accounts.unwrap().len(), 1);
+    let mut connection = bench.connection().await;
+    let nobody = balances::set_limit(
+        &mut connection,
+        PartnerId::new(),
+        currency,
+        CreditLimit::UpTo(0),
+        applied(),
+    );
+    let refused = nobody.await;
+    assert!(
+        matches!(refused, Err(NotBooked::NoSuchPartner)),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_statement_is_a_month_and_a_month_that_is_over_stays() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(100).await;
+    let mut connection = bench.connection().await;
+    bench.pay(partner, eur(11), "second").await;
+    // As if both had been booked in earlier months.
+    execute(
+        &mut connection,
+        "ALTER TABLE account_entries DISABLE TRIGGER USER;
+         UPDATE account_entries SET at = date_trunc('month', now(), 'UTC') - CASE number WHEN 1 THEN interval '1 us' ELSE interval '0' END;
+         ALTER TABLE account_entries ENABLE TRIGGER USER",
+    )
+    .await;
+    bench.pay(partner, eur(5), "third").await;
+    let all = self_service::statements(&mut connection, partner, StatementRange::default())
+        .await
+        .told(&mut connection)
+        .await;
+    let told = all.iter().map(|one| {
+        let numbers = (one.first_entry, one.last_entry);
+        (one.opening, one.closing, numbers, one.is_open)
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told, [(100, 116, (2, 3), true), (0, 100, (1, 1), false)]);
+    assert_eq!(all[1].closing, all[0].opening);
+    let page = self_service::entries(&mut connection, partner, "EUR", (2, 3), 1)
+        .await
+        .told(&mut connection)
+        .await;
+    assert_eq!(page.len(), 1);
+    assert_eq!(page[0].reference.as_deref(), Some("second"));
+    // Another partner sees nothing of it.
+    let other = bench.partner(None).await;
+    let none = self_service::entries(&mut connection, other, "EUR", (1, 9), 100)
+        .await
+        .told(&mut connection)
+        .await;
+    assert_eq!(none, []);
+}
+
+#[tokio::test]
+async fn prices_begin_at_their_time_and_bound_what_is_offered() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let [sold, later, never] = [
+        bench.option().await,
+        bench.option().await,
+        bench.option().await,
+    ];
+    let tomorrow = runtime::clock::now() + time::Duration::days(1);
+    let price = |option_id, minor: Option<i64>, valid_from| NewPrice {
+        option_id,
+        amount: minor.map(eur),
+        valid_from,
+    };
+    let wanted = [
+        price(sold, Some(450), None),
+        price(later, Some(700), Some(tomorrow)),
+    ];
+    let currency = eur(0).currency;
+    let applied_once = prices::apply(&mut connection, "retail", currency, &wanted, applied()).await;
+    assert_eq!(applied_once.unwrap().set.len(), 2);
+    let again = prices::apply(&mut connection, "retail", currency, &wanted, applied()).await;
+    let again = again.unwrap();
+    assert_eq!((again.set.len(), again.unchanged), (0, 2));
+    let dollars = Currency::of_money("USD").unwrap();
+    let other = prices::apply(&mut connection, "retail", dollars, &wanted, applied()).await;
+    assert!(
+        matches!(other, Err(prices::NotPriced::OtherCurrency(_))),
+        "{other:?}"
+    );
+    let past = [price(
+        never,
+        Some(1),
+        Some(tomorrow - time::Duration::days(2)),
+    )];
+    let past = prices::apply(&mut connection, "retail", currency, &past, applied()).await;
+    assert!(
+        matches!(past, Err(prices::NotPriced::InThePast(_))),
+        "{past:?}"
+    );
+    let page = OptionPage {
+        environment: Environment::Sandbox,
+        providers: &[],
+        price_list: Some("retail"),
+        filter: OptionFilter::default(),
+        after: None,
+        limit: 10,
+    };
+    let offered = self_service::options(&mut connection, page).await.unwrap();
+    let prices_of: Vec<_> = offered
+        .iter()
+        .map(|one| (one.option_id, one.price))
+        .collect();
+    assert_eq!(prices_of, [(sold, Some(450))]);
+    let without = OptionPage {
+        price_list: None,
+        ..page
+    };
+    let all = self_service::options(&mut connection, without)
+        .await
+        .unwrap();
+    assert_eq!(all.len(), 3);
+    assert!(
+        all.iter()
+            .all(|one| one.price.is_none() && one.currency.is_none())
+    );
+    let lists = accounts::prices::changed_since(&mut connection, 0)
+        .await
+        .unwrap();
+    let now = runtime::clock::now() + time::Duration::seconds(1);
+    let at = |option, at| lists[0].price(option, at).map(|one| one.minor);
+    assert_eq!((at(sold, now), at(later, now)), (Some(450), None));
+    assert_eq!(at(later, tomorrow), Some(700));
+}
+
+#[tokio::test]
+async fn an_extension_is_held_and_charged_or_released() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(100).await;
+    let mut connection = bench.connection().await;
+    let option = bench.option().await;
+    let wanted = [NewPrice {
+        option_id: option,
+        amount: Some(eur(60)),
+        valid_from: None,
+    }];
+    prices::apply(
+        &mut connection,
+        "retail",
+        eur(0).currency,
+        &wanted,
+        applied(),
+    )
+    .await
+    .unwrap();
+    let scope = ExtensionScope {
+        environment: Environment::Sandbox,
+        providers: &[],
+        price_list: Some("retail"),
+    };
+    for (nth, end) in ["added", "refused"].into_iter().enumerate() {
+        let topup = bench.esim(partner).await;
+        let external_id = format!("more {nth}");
+        let wanted = desk::self_service::extensions::NewExtension {
+            scope,
+            ..new(&topup, &external_id, option)
+        };
+        let ordered = extend(&mut connection, partner, wanted).await.unwrap();
+        if nth == 1 {
+            let ExtensionOrdered::BalanceInsufficient {
+                required,
+                available,
+            } = ordered
+            else {
+                panic!("{ordered:?}");
+            };
+            assert_eq!((required, available), (eur(60), eur(40)));
+            bench.pay(partner, eur(20), "more").await;
+            let ordered = extend(&mut connection, partner, wanted).await.unwrap();
+            assert!(
+                matches!(ordered, ExtensionOrdered::Stored(_)),
+                "{ordered:?}"
+            );
+        }
+        // A repeat holds nothing more.
+        extend(&mut connection, partner, wanted).await.unwrap();
+        assert_eq!(bench.books(partner).await.held, 60);
+        bench.agrees().await;
+        execute(
+            &mut connection,
+            &format!("UPDATE extensions SET state = '{end}' WHERE external_id = '{external_id}'"),
+        )
+        .await;
+        assert_eq!(bench.books(partner).await.held, 0);
+        bench.agrees().await;
+    }
+    assert_eq!(bench.funds(partner).await, (60, 0));
+    let unlisted = bench.option().await;
+    let topup = bench.esim(partner).await;
+    let wanted = desk::self_service::extensions::NewExtension {
+        scope,
+        ..new(&topup, "unlisted", unlisted)
+    };
+    let refused = extend(&mut connection, partner, wanted).await.unwrap();
+    assert!(
+        matches!(refused, ExtensionOrdered::NotOffered),
+        "{refused:?}"
+    );
+}
