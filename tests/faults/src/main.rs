@@ -22,6 +22,7 @@ mod events;
 mod fault;
 mod histories;
 mod inject;
+mod money;
 mod operator;
 mod orders;
 mod packets;
@@ -477,6 +478,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
 
     let evidence = world.evidence().await?;
     let mut verdict = verdict::judge(&evidence);
+    money::judge(&evidence, &mut verdict);
     tokio::task::block_in_place(|| histories::compare(&evidence, &mut verdict));
     for trouble in world.victims.troubles() {
         verdict.add(Broken::EndedBySomething, trouble);

@@ -174,7 +174,7 @@ impl Display for Report {
 fn counted(counts: &Counts) -> Vec<[String; 2]> {
     let bought = usize::try_from(counts.units_bought).unwrap_or(usize::MAX);
     let given_back = usize::try_from(counts.units_given_back).unwrap_or(usize::MAX);
-    let all: [(&str, usize); 25] = rows! {
+    let all: [(&str, usize); 26] = rows! {
         "orders" => counts.orders;
         "  answered 201" => counts.answered_201;
         "    of these after a request without answer" => counts.answered_201_later;
@@ -192,6 +192,7 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
         "units given back" => given_back;
         "extensions stored" => counts.extensions;
         "extensions added" => counts.extensions_added;
+        "entries of accounts" => counts.entries;
         "units whose ICCID another one has, too" => counts.iccids_again;
         "answers forgotten with lost commits" => counts.answers_forgotten;
         "purchases that recover names as orphans" => counts.orphans_named;

@@ -72,6 +72,53 @@ pub struct StoredUnit {
     /// The number of attempts that have ended, and the error of the last one.
     pub attempt: Option<i32>,
     pub error: Option<String>,
+    /// What its partner pays; `None` if it has no prices.
+    pub price: Option<i64>,
+    pub returned: bool,
+}
+
+/// The accounts and their entries, as they are stored.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    pub accounts: Vec<StoredAccount>,
+    /// By account and number.
+    pub entries: Vec<StoredEntry>,
+}
+
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct StoredAccount {
+    pub partner_id: String,
+    pub posted: i64,
+    pub held: i64,
+    pub last_entry: i64,
+}
+
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct StoredEntry {
+    pub partner_id: String,
+    pub number: i64,
+    pub kind: String,
+    pub amount: i64,
+    pub balance: i64,
+    pub released: i64,
+    pub topup_id: Option<String>,
+    pub extension_id: Option<String>,
+}
+
+impl Books {
+    pub async fn read(connection: &mut PgConnection) -> Result<Self> {
+        let accounts =
+            sqlx::query_as("SELECT partner_id::text, posted, held, last_entry FROM accounts")
+                .fetch_all(&mut *connection)
+                .await?;
+        let entries = sqlx::query_as(
+            "SELECT partner_id::text, number, kind, amount, balance, released, topup_id, extension_id::text
+             FROM account_entries ORDER BY partner_id, number",
+        )
+        .fetch_all(connection)
+        .await?;
+        Ok(Self { accounts, entries })
+    }
 }
 
 impl Stored {
@@ -95,7 +142,8 @@ impl Stored {
         let mut units: Vec<StoredUnit> = sqlx::query_as(
             "SELECT t.topup_id, t.placement_id::text, p.order_id::text, t.option_id::text AS option, e.iccid, t.reason,
                     CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS state,
-                    d.state AS delivery, d.attempt, d.error
+                    d.state AS delivery, d.attempt, d.error, (t.terms::jsonb->'price'->>'amount')::bigint AS price,
+                    e.returned_at IS NOT NULL AS returned
              FROM topups t JOIN placements p USING (placement_id) LEFT JOIN esims e USING (topup_id)
              LEFT JOIN deliveries d USING (delivery_id)",
         )

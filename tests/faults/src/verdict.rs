@@ -6,7 +6,7 @@
 use crate::book::{Arrival, Asked, Settled};
 use crate::events::FORGED;
 use crate::orders::NEVER_READY;
-use crate::stored::{Stored, StoredPlacement, StoredUnit};
+use crate::stored::{Books, Stored, StoredPlacement, StoredUnit};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub struct Evidence {
     /// What the provider has added to eSIMs, and the extensions as they are stored.
     pub extended: Vec<LedgerExtension>,
     pub extensions: Vec<StoredExtension>,
+    /// What partners were charged.
+    pub books: Books,
     pub sold: Vec<Sold>,
     /// The start of the run in Unix time.
     pub began: Duration,
@@ -105,6 +107,10 @@ pub enum Broken {
     ExtendedBeyondStored,
     ExtendedThoughRefused,
     NotExtendedThoughTold,
+    /// The entries of an account are not those that its units and extensions should have.
+    BookedWrongly,
+    /// A partner was charged for a unit that was never bought.
+    ChargedForNothing,
     WebhookBeforeAnswer,
     WebhookForNothing,
     WebhookForged,
@@ -163,6 +169,8 @@ pub struct Counts {
     pub units_given_back: u64,
     pub extensions: usize,
     pub extensions_added: usize,
+    /// Entries of the accounts of partners.
+    pub entries: usize,
     /// Units whose ICCID another unit has, too.
     pub iccids_again: usize,
     /// Answers whose order, or whose refusal, was lost with the commits of a primary.

@@ -7,11 +7,21 @@ use crate::histories::compare;
 use crate::inject::Happened;
 use crate::orders::NEVER_READY;
 use crate::report::{Kind, recoveries};
-use crate::stored::{Stored, StoredChange, StoredOrder, StoredPlacement, StoredUnit};
-use crate::verdict::{Broken, Evidence, Loss, Sold, judge};
+use crate::stored::{
+    Books, Stored, StoredAccount, StoredChange, StoredEntry, StoredOrder, StoredPlacement,
+    StoredUnit,
+};
+use crate::verdict::{Broken, Evidence, Loss, Sold, Verdict};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::stack::{LedgerExtension, LedgerOrder, StoredExtension};
+
+/// The whole verdict on the state at rest.
+fn judge(evidence: &Evidence) -> Verdict {
+    let mut verdict = crate::verdict::judge(evidence);
+    crate::money::judge(evidence, &mut verdict);
+    verdict
+}
 
 fn asked(id: &str, sent: u64, topups: &[&str]) -> Asked {
     Asked {
@@ -32,6 +42,37 @@ fn arrival(topup: &str, at: u64) -> Arrival {
         iccid: format!("89 {topup}"),
         acknowledged: true,
         genuine: true,
+    }
+}
+
+/// The books of that order: both units are charged.
+fn books() -> Books {
+    let entry = |number: i64, topup: &str| StoredEntry {
+        partner_id: "partner".into(),
+        number,
+        kind: "charge".into(),
+        amount: -7,
+        balance: -7 * number,
+        released: 7,
+        topup_id: Some(topup.into()),
+        extension_id: None,
+    };
+    Books {
+        accounts: vec![StoredAccount {
+            partner_id: "partner".into(),
+            posted: -14,
+            held: 0,
+            last_entry: 2,
+        }],
+        entries: vec![entry(1, "t1"), entry(2, "t2")],
+    }
+}
+
+/// Both units have a price, and the account is right.
+fn priced(evidence: &mut Evidence) {
+    evidence.books = books();
+    for unit in &mut evidence.stored.units {
+        unit.price = Some(7);
     }
 }
 
@@ -98,7 +139,10 @@ fn good() -> Evidence {
             topup_id: "t1".into(),
             unit_id: "u1".into(),
             state: "added".into(),
+            price: None,
+            partner_id: "partner".into(),
         }],
+        books: Books::default(),
         sold: vec![Sold {
             order_id: "placement".into(),
             at: Duration::from_millis(1_100),
@@ -156,7 +200,7 @@ fn parked(evidence: &mut Evidence, option: &str) {
 #[test]
 fn each_flaw_is_red_under_its_name_and_nothing_else() {
     type Spoil = fn(&mut Evidence);
-    let flaws: [(&str, &[Broken], Spoil); 36] = testkit::rows! {
+    let flaws: [(&str, &[Broken], Spoil); 43] = testkit::rows! {
         "none", &[] => |_| {};
         "a refused order", &[] => refused;
         "a repeated webhook", &[] => |all| all.arrivals.push(all.arrivals[0].clone());
@@ -212,6 +256,36 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
             stranger.extension_id = "another".into();
             all.extended.push(stranger);
         };
+        "not charged", &[Broken::BookedWrongly] => |all| {
+            priced(all);
+            all.books.entries.pop();
+            (all.books.accounts[0].posted, all.books.accounts[0].last_entry) = (-7, 1);
+        };
+        "charged and failed", &[Broken::BookedWrongly] => |all| {
+            priced(all);
+            let unit = &mut all.stored.units[0];
+            (unit.state, unit.delivery, unit.reason) = ("failed".into(), None, Some("no profile".into()));
+        };
+        "charged too much", &[Broken::BookedWrongly] => |all| {
+            priced(all);
+            all.books.entries[1].amount = -8;
+            all.books.entries[1].balance = -15;
+            all.books.accounts[0].posted = -15;
+        };
+        "a gap", &[Broken::BookedWrongly] => |all| {
+            priced(all);
+            all.books.entries[1].number = 3;
+            all.books.accounts[0].last_entry = 3;
+        };
+        "held for nothing", &[Broken::BookedWrongly] => |all| {
+            priced(all);
+            all.books.accounts[0].held = 7;
+        };
+        "charged and never bought", &[Broken::NotBoughtThoughPlaced, Broken::ChargedForNothing] => |all| {
+            priced(all);
+            all.ledger.clear();
+        };
+        "prices", &[] => priced;
         "taken back", &[Broken::TakenBack] => |all| all.ledger[0].canceled = 1;
         "two ICCIDs", &[Broken::Lost, Broken::IccidTwice] => |all| all.arrivals[1].topup_id = "t1".into();
         "early", &[Broken::WebhookBeforeAnswer] => |all| all.arrivals[0].at = Duration::from_millis(500);

@@ -6,11 +6,12 @@ use crate::endpoints;
 use crate::events::Events;
 use crate::fault::{REPLICAS, Terms};
 use crate::inject::{Happened, Surroundings, Victims};
+use crate::money;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED, is_routed};
 use crate::preload;
 use crate::returns::Returns;
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
-use crate::stored::{self, OnTheWay, Stored};
+use crate::stored::{self, Books, OnTheWay, Stored};
 use crate::tls::{Certificates, Tls};
 use crate::verdict::{Evidence, Loss, Sold};
 use anyhow::Result;
@@ -139,6 +140,7 @@ impl World {
                 options.insert(name, id.to_owned());
             }
         }
+        money::agree(&mut stack.database.connect().await?, &partners).await?;
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
         let victims = Arc::new(Victims::of(
@@ -265,6 +267,7 @@ impl World {
             ledger: ledger.orders,
             extended: ledger.extensions,
             extensions: self.stack.extensions().await?,
+            books: Books::read(&mut self.stack.database.connect().await?).await?,
             sold: self.sold().await?,
             began: self.began,
             detects_duplicates: self.detects_duplicates,

@@ -86,6 +86,9 @@ pub struct StoredExtension {
     /// The provider's id of the unit.
     pub unit_id: String,
     pub state: String,
+    /// What its partner pays, in minor units.
+    pub price: Option<i64>,
+    pub partner_id: String,
 }
 
 /// Describes the stack to start. By default it has one process of each stage and uses the shared
@@ -444,7 +447,8 @@ impl Stack {
 
     /// All extensions as they are stored.
     pub async fn extensions(&self) -> Result<Vec<StoredExtension>> {
-        let query = "SELECT extension_id::text, external_id, topup_id, coalesce(provider_unit_id, '') AS unit_id, state
+        let query = "SELECT extension_id::text, external_id, topup_id, coalesce(provider_unit_id, '') AS unit_id, state,
+                            price, extensions.partner_id::text
                      FROM extensions LEFT JOIN esims USING (topup_id)";
         let mut database = self.database.connect().await?;
         Ok(sqlx::query_as(query).fetch_all(&mut database).await?)

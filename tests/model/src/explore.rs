@@ -1,5 +1,5 @@
 //! The check of a small model: [`crate::routes`], [`crate::webhooks`], [`crate::resend`],
-//! [`crate::esim_change`], [`crate::crash`], [`crate::cut`] and [`crate::repeats`]. Each of them
+//! [`crate::esim_change`], [`crate::crash`], [`crate::money`] and [`crate::repeats`]. Each of them
 //! says what it promises and where it must get to, and [`check`] explores it.
 
 use std::{collections::BTreeMap, fmt::Debug, hash::Hash};

@@ -6,7 +6,7 @@ use clap::Parser;
 use model::{
     Settings, check, crash, esim_change,
     explore::{self, SmallModel},
-    repeats, resend, routes, webhooks,
+    money, repeats, resend, routes, webhooks,
 };
 
 /// Check the protocol of the pipeline in every state that it can reach
@@ -17,7 +17,8 @@ use model::{
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them
 /// that are sent again, with `--routes` a purchase that arrives after its placement went to another
 /// provider, with `--esim-change` the give-back or an extension of a delivered eSIM, with `--crash`
-/// what a crash of PostgreSQL may lose, and with `--repeats` three POSTs with one external id.
+/// what a crash of PostgreSQL may lose, with `--repeats` three POSTs with one external id, and with
+/// `--money` a prepaid account.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -51,6 +52,12 @@ struct Arguments {
     /// Check three POSTs with one external id, each with a purchase of its own
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks", "crash", "routes", "resend"])]
     repeats: bool,
+    /// Check a prepaid account, of which two processes spend
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "esim_change", "webhooks", "crash", "routes", "resend", "repeats"])]
+    money: bool,
+    /// Switch off a safeguard of the account. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "money")]
+    money_without: Vec<money::Safeguard>,
     /// Switch off a safeguard of repeated POSTs. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "repeats")]
     repeats_without: Vec<repeats::Safeguard>,
@@ -90,6 +97,9 @@ fn main() -> ExitCode {
     }
     if arguments.repeats {
         return print_small::<repeats::Protocol>(&arguments.repeats_without);
+    }
+    if arguments.money {
+        return print_small::<money::Protocol>(&arguments.money_without);
     }
     let report = check(&arguments.settings);
     if arguments.pairs {

@@ -10,7 +10,7 @@ use domain::{
 };
 use model::{
     Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, esim_change,
-    explore, repeats, resend, routes, webhooks,
+    explore, money, repeats, resend, routes, webhooks,
 };
 use stateright::Model;
 
@@ -312,6 +312,28 @@ fn without_any_one_safeguard_a_change_is_called_refused_that_happens() {
     for safeguard in esim_change::Safeguard::value_variants() {
         let report = explore::check::<esim_change::Protocol>(&[*safeguard]);
         breaks_promise(report, esim_change::Promise::RefusedStays, safeguard);
+    }
+}
+
+#[test]
+fn an_account_adds_up_and_is_never_overdrawn() {
+    holds_and_reaches_all(&explore::check::<money::Protocol>(&[]));
+}
+
+#[test]
+fn without_any_one_safeguard_an_account_is_wrong() {
+    use money::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::Locked => Promise::NeverBelowZero,
+            Safeguard::Held
+            | Safeguard::Together
+            | Safeguard::ChargedOnce
+            | Safeguard::Released
+            | Safeguard::RefundedOnce => Promise::AddsUp,
+        };
+        let report = explore::check::<money::Protocol>(&[*safeguard]);
+        breaks_promise(report, expected, safeguard);
     }
 }
 
