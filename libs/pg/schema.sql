@@ -2,6 +2,61 @@
 -- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
 -- The comments of tables and columns are in libs/pg/migrations.
 
+TABLE account_entries
+    partner_id uuid NOT NULL
+    currency text NOT NULL
+    number bigint NOT NULL
+    kind text NOT NULL
+    amount bigint NOT NULL
+    balance bigint NOT NULL
+    released bigint NOT NULL DEFAULT 0
+    topup_id text COLLATE "C"
+    extension_id uuid
+    reference text
+    reason text
+    made_by text NOT NULL
+    at timestamp with time zone NOT NULL
+    CONSTRAINT account_entries_account FOREIGN KEY (partner_id, currency) REFERENCES accounts(partner_id, currency)
+    CONSTRAINT account_entries_amounts CHECK (
+CASE kind
+    WHEN 'charge'::text THEN ((amount <= 0) AND (released = (- amount)))
+    WHEN 'release'::text THEN ((amount = 0) AND (released >= 0))
+    WHEN 'late_charge'::text THEN ((amount <= 0) AND (released = 0))
+    WHEN 'refund'::text THEN ((amount >= 0) AND (released = 0))
+    WHEN 'deposit'::text THEN ((amount > 0) AND (released = 0))
+    ELSE ((amount <> 0) AND (released = 0))
+END)
+    CONSTRAINT account_entries_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference), octet_length(reason), octet_length(made_by)) <= 100000)))
+    CONSTRAINT account_entries_kind CHECK ((kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text, 'deposit'::text, 'adjustment'::text])))
+    CONSTRAINT account_entries_pkey PRIMARY KEY (partner_id, currency, number)
+    CONSTRAINT account_entries_subject CHECK ((((topup_id IS NOT NULL) = (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text]))) AND ((reference IS NOT NULL) = (kind = ANY (ARRAY['deposit'::text, 'adjustment'::text]))) AND ((extension_id IS NULL) OR (kind = ANY (ARRAY['charge'::text, 'release'::text])))))
+    CREATE UNIQUE INDEX account_entries_extension ON public.account_entries USING btree (extension_id) WHERE (extension_id IS NOT NULL)
+    CREATE UNIQUE INDEX account_entries_reference ON public.account_entries USING btree (partner_id, currency, reference) WHERE (reference IS NOT NULL)
+    CREATE UNIQUE INDEX account_entries_unit ON public.account_entries USING btree (topup_id, (
+CASE kind
+    WHEN 'release'::text THEN 'charge'::text
+    ELSE kind
+END)) WHERE ((topup_id IS NOT NULL) AND (extension_id IS NULL))
+    CREATE TRIGGER account_entry_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON public.account_entries FOR EACH STATEMENT EXECUTE FUNCTION account_entry_stays()
+    POLICY all_rows USING true WITH CHECK true
+
+TABLE accounts
+    partner_id uuid NOT NULL
+    currency text NOT NULL
+    posted bigint NOT NULL DEFAULT 0
+    held bigint NOT NULL DEFAULT 0
+    credit_limit bigint DEFAULT 0
+    last_entry bigint NOT NULL DEFAULT 0
+    last_entry_at timestamp with time zone NOT NULL DEFAULT now()
+    opened_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT accounts_bounds CHECK (((LEAST(opened_at, last_entry_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(opened_at, last_entry_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(currency) <= 100000)))
+    CONSTRAINT accounts_credit_limit CHECK ((credit_limit >= 0))
+    CONSTRAINT accounts_held CHECK ((held >= 0))
+    CONSTRAINT accounts_partner_id_fkey FOREIGN KEY (partner_id) REFERENCES partners(partner_id)
+    CONSTRAINT accounts_pkey PRIMARY KEY (partner_id, currency)
+    POLICY all_rows USING true WITH CHECK true
+    WITH (fillfactor=50)
+
 TABLE archived_orders
     order_id uuid NOT NULL
     partner_id uuid NOT NULL
@@ -138,6 +193,7 @@ TABLE esims
     CREATE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
     CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
+    CREATE TRIGGER esim_return_accounted AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION unit_accounted()
     CREATE TRIGGER esim_returned AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION esim_returned()
     CREATE TRIGGER topup_return_noted AFTER UPDATE OF returned_at ON public.esims FOR EACH ROW WHEN (((new.returned_at IS NOT NULL) AND (old.returned_at IS NULL))) EXECUTE FUNCTION topup_return_noted()
     POLICY all_rows USING true WITH CHECK true
@@ -162,13 +218,16 @@ TABLE extensions
     reason text
     message text
     ended_at timestamp with time zone
-    CONSTRAINT extensions_bounds CHECK (((LEAST(asked_at, attempted_at, not_added_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(asked_at, attempted_at, not_added_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(external_id), octet_length(provider_option_id), octet_length(state), pg_column_size(baseline), octet_length(reference), octet_length(reason), octet_length(message)) <= 100000)))
+    price bigint
+    currency text
+    CONSTRAINT extensions_bounds CHECK (((LEAST(asked_at, attempted_at, not_added_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(asked_at, attempted_at, not_added_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(external_id), octet_length(provider_option_id), octet_length(state), pg_column_size(baseline), octet_length(reference), octet_length(reason), octet_length(message), octet_length(currency)) <= 100000))) NOT VALID
     CONSTRAINT extensions_pkey PRIMARY KEY (extension_id)
     CREATE INDEX extensions_parked ON public.extensions USING btree (provider, ended_at) WHERE (state = 'parked'::text)
     CREATE INDEX extensions_topup ON public.extensions USING btree (topup_id, asked_at)
     CREATE UNIQUE INDEX extensions_external_id_key ON public.extensions USING btree (partner_id, external_id)
     CREATE UNIQUE INDEX extensions_open ON public.extensions USING btree (topup_id) WHERE (state = ANY (ARRAY['asked'::text, 'sending'::text, 'parked'::text]))
     CREATE TRIGGER deliver_new_profile AFTER UPDATE OF has_new_profile ON public.extensions FOR EACH ROW WHEN ((new.has_new_profile AND (NOT old.has_new_profile))) EXECUTE FUNCTION deliver_new_profile()
+    CREATE TRIGGER extension_accounted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> new.state) AND (new.price IS NOT NULL))) EXECUTE FUNCTION extension_accounted()
     CREATE TRIGGER extension_ended AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> new.state))) EXECUTE FUNCTION extension_ended()
     CREATE TRIGGER topup_extension_noted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = 'added'::text) AND (old.state <> 'added'::text))) EXECUTE FUNCTION topup_extension_noted()
     POLICY all_rows USING true WITH CHECK true
@@ -444,12 +503,14 @@ TABLE partners
     created_at timestamp with time zone NOT NULL DEFAULT now()
     version bigint NOT NULL
     has_further_endpoints boolean NOT NULL DEFAULT false
+    price_list text
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
     CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key)) <= 100000)))
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
+    CONSTRAINT partners_price_list_fkey FOREIGN KEY (price_list) REFERENCES price_lists(price_list)
     CREATE INDEX partners_version ON public.partners USING btree (version)
     CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER partner_access_key_free AFTER INSERT OR UPDATE OF access_key ON public.partners FOR EACH ROW EXECUTE FUNCTION partner_access_key_free()
@@ -488,6 +549,27 @@ TABLE placements
     CREATE TRIGGER placement_named AFTER UPDATE OF provider_reference ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS DISTINCT FROM old.provider_reference)) EXECUTE FUNCTION note_provider_reference()
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=60)
+
+TABLE price_lists
+    price_list text NOT NULL
+    currency text NOT NULL
+    version bigint NOT NULL
+    CONSTRAINT price_lists_bounds CHECK ((GREATEST(octet_length(price_list), octet_length(currency)) <= 100000))
+    CONSTRAINT price_lists_pkey PRIMARY KEY (price_list)
+    CREATE CONSTRAINT TRIGGER price_list_changed AFTER INSERT OR UPDATE ON public.price_lists DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
+    CREATE TRIGGER price_lists_version BEFORE INSERT OR UPDATE ON public.price_lists FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+    POLICY all_rows USING true WITH CHECK true
+
+TABLE prices
+    price_list text NOT NULL
+    option_id uuid NOT NULL
+    valid_from timestamp with time zone NOT NULL DEFAULT now()
+    amount bigint
+    CONSTRAINT prices_amount CHECK (((amount >= 0) AND (amount <= '1000000000000'::bigint)))
+    CONSTRAINT prices_bounds CHECK ((((valid_from >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (valid_from <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(price_list) <= 100000)))
+    CONSTRAINT prices_pkey PRIMARY KEY (price_list, option_id, valid_from)
+    CONSTRAINT prices_price_list_fkey FOREIGN KEY (price_list) REFERENCES price_lists(price_list)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE provider_lanes
     provider text NOT NULL
@@ -665,6 +747,7 @@ TABLE topups
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+    CREATE TRIGGER topup_failure_accounted AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text) AND (new.terms IS NOT NULL))) EXECUTE FUNCTION unit_accounted()
     CREATE TRIGGER topup_failure_noted AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failure_noted()
     POLICY all_rows USING true WITH CHECK true
 
@@ -713,6 +796,70 @@ CASE CURRENT_USER
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
 
+CREATE OR REPLACE FUNCTION public.account_entry_stays()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    RAISE EXCEPTION 'an entry of an account is never changed or deleted; book an adjustment instead'
+        USING ERRCODE = 'insufficient_privilege';
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.account_for(of_placements uuid[])
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    entries bigint;
+    moment timestamptz;
+BEGIN
+    -- First, so that the next statement sees what whoever held the lock has written.
+    PERFORM lock_accounts(of_placements);
+    moment := clock_timestamp();
+    WITH unit AS (
+        SELECT p.partner_id, t.terms::jsonb->'price'->>'currency' AS currency, t.topup_id,
+               (t.terms::jsonb->'price'->>'amount')::bigint AS price, e.ready_at IS NOT NULL AS is_ready,
+               t.state = 'failed' AS has_failed, e.returned_at IS NOT NULL AS is_returned,
+               ARRAY (SELECT n.kind FROM account_entries n WHERE n.topup_id = t.topup_id AND n.extension_id IS NULL) AS kinds
+        FROM placements p JOIN topups t ON t.placement_id = p.placement_id LEFT JOIN esims e ON e.topup_id = t.topup_id
+        WHERE p.placement_id = ANY (of_placements) AND t.terms IS NOT NULL AND t.terms::jsonb ? 'price'
+    ), due AS (
+        SELECT unit.*, entry.kind, entry.amount, entry.released, entry.nth
+        FROM unit CROSS JOIN LATERAL (VALUES
+            (1, 'charge', -price, price, is_ready AND NOT 'charge' = ANY (kinds) AND NOT 'release' = ANY (kinds)),
+            (2, 'late_charge', -price, 0, is_ready AND 'release' = ANY (kinds) AND NOT 'late_charge' = ANY (kinds)),
+            (3, 'release', 0, price,
+             has_failed AND NOT is_ready AND NOT 'charge' = ANY (kinds) AND NOT 'release' = ANY (kinds)),
+            (4, 'refund', price, 0, is_ready AND is_returned AND NOT 'refund' = ANY (kinds))
+        ) AS entry (nth, kind, amount, released, is_due)
+        WHERE entry.is_due
+    ), written AS (
+        INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, made_by, at)
+        SELECT a.partner_id, a.currency, a.last_entry + row_number() OVER entries_of, due.kind, due.amount,
+               a.posted + sum(due.amount) OVER entries_of, due.released, due.topup_id, 'system',
+               greatest(moment, a.last_entry_at)
+        FROM due JOIN accounts a ON a.partner_id = due.partner_id AND a.currency = due.currency
+        WINDOW entries_of AS (PARTITION BY a.partner_id, a.currency ORDER BY due.topup_id, due.nth)
+        RETURNING partner_id, currency, amount, released
+    ), summed AS (
+        SELECT w.partner_id, w.currency, sum(w.amount) AS amount, sum(w.released) AS released, count(*) AS entries
+        FROM written w GROUP BY w.partner_id, w.currency
+    ), updated AS (
+        UPDATE accounts a
+        SET posted = a.posted + s.amount, held = a.held - s.released, last_entry = a.last_entry + s.entries,
+            last_entry_at = greatest(moment, a.last_entry_at)
+        FROM summed s WHERE a.partner_id = s.partner_id AND a.currency = s.currency
+        RETURNING s.entries
+    )
+    SELECT coalesce(sum(u.entries), 0) INTO entries FROM updated u;
+    RETURN entries;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.acts_at_the_console(asked_name text)
  RETURNS boolean
  LANGUAGE sql
@@ -742,6 +889,34 @@ BEGIN
             WHERE r.topup_id = of_topup AND e.ready_at IS NOT NULL
             FOR UPDATE OF r;
     END IF;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.book_entry(of_partner uuid, in_currency text, as_kind text, of_amount bigint, with_reference text, because text, operator text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    account accounts;
+    moment timestamptz;
+BEGIN
+    IF as_kind NOT IN ('deposit', 'adjustment') THEN
+        RAISE EXCEPTION 'only deposits and adjustments are booked by hand' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO STRICT account FROM accounts a WHERE a.partner_id = of_partner AND a.currency = in_currency FOR NO KEY UPDATE;
+    moment := greatest(clock_timestamp(), account.last_entry_at);
+    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, reference, reason, made_by, at)
+    VALUES (of_partner, in_currency, account.last_entry + 1, as_kind, of_amount, account.posted + of_amount, with_reference,
+            because, operator, moment)
+    ON CONFLICT (partner_id, currency, reference) WHERE reference IS NOT NULL DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    UPDATE accounts SET posted = posted + of_amount, last_entry = last_entry + 1, last_entry_at = moment
+    WHERE partner_id = of_partner AND currency = in_currency;
+    RETURN account.last_entry + 1;
 END
 $function$
 
@@ -944,6 +1119,31 @@ CREATE OR REPLACE FUNCTION public.events_of_topup(topup_id text)
  IMMUTABLE PARALLEL SAFE
 AS $function$ SELECT ARRAY[derived_id('topup.failed', topup_id)] $function$
 
+CREATE OR REPLACE FUNCTION public.extension_accounted()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    account accounts;
+    charged bigint := CASE WHEN NEW.state = 'added' THEN NEW.price ELSE 0 END;
+    moment timestamptz;
+BEGIN
+    SELECT * INTO account FROM accounts a WHERE a.partner_id = NEW.partner_id AND a.currency = NEW.currency FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    moment := greatest(clock_timestamp(), account.last_entry_at);
+    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, made_by, at)
+    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, CASE WHEN NEW.state = 'added' THEN 'charge' ELSE 'release' END,
+            -charged, account.posted - charged, NEW.price, NEW.topup_id, NEW.extension_id, 'system', moment);
+    UPDATE accounts SET posted = posted - charged, held = held - NEW.price, last_entry = last_entry + 1, last_entry_at = moment
+    WHERE partner_id = NEW.partner_id AND currency = NEW.currency;
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.extension_ended()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1056,6 +1256,9 @@ BEGIN
     JOIN orders o ON o.order_id = p.order_id
     WHERE x.extension_id = kept
     FOR KEY SHARE OF o;
+    PERFORM FROM extensions x JOIN accounts a ON a.partner_id = x.partner_id AND a.currency = x.currency
+    WHERE x.extension_id = kept AND x.price IS NOT NULL
+    FOR NO KEY UPDATE OF a;
     RETURN NEXT kept;
 END
 $function$
@@ -1065,6 +1268,19 @@ CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
 RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'look_up'::text ELSE 'collect'::text END
+
+CREATE OR REPLACE FUNCTION public.lock_accounts(of_placements uuid[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM FROM accounts a
+    WHERE a.partner_id IN (SELECT p.partner_id FROM placements p WHERE p.placement_id = ANY (of_placements))
+    ORDER BY a.partner_id, a.currency FOR NO KEY UPDATE;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.make_events(of_kind text, of_topup text, detail text DEFAULT NULL::text, says jsonb DEFAULT NULL::jsonb)
  RETURNS void
@@ -1369,6 +1585,16 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.price_in(list text, option uuid)
+ RETURNS TABLE(amount bigint, currency text)
+ LANGUAGE sql
+ STABLE
+AS $function$
+    SELECT p.amount, l.currency FROM prices p JOIN price_lists l ON l.price_list = p.price_list
+    WHERE p.price_list = list AND p.option_id = option AND p.valid_from <= now()
+    ORDER BY p.valid_from DESC LIMIT 1
+$function$
+
 CREATE OR REPLACE FUNCTION public.refuse_order(refused_order uuid, is_cancelled boolean)
  RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text, reason text)
  LANGUAGE plpgsql
@@ -1659,6 +1885,18 @@ CREATE OR REPLACE FUNCTION public.topup_return_noted()
 AS $function$
 BEGIN
     PERFORM note_topup_change(NEW.topup_id, 'returned', now());
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.unit_accounted()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM account_for(ARRAY (SELECT t.placement_id FROM topups t WHERE t.topup_id = NEW.topup_id AND t.terms IS NOT NULL));
     RETURN NULL;
 END
 $function$

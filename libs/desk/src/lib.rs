@@ -3,7 +3,6 @@
 //! of master keys, because people decide when data and keys end.
 
 pub mod archived;
-pub mod csv;
 pub mod master_key;
 pub mod operator;
 pub mod retention;

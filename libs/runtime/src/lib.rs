@@ -15,6 +15,7 @@ pub mod client;
 pub mod clock;
 pub mod config;
 pub mod connection;
+pub mod csv;
 pub mod files;
 pub mod forwarded;
 pub mod health;

@@ -9,7 +9,7 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores. [`keys`]
 //! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
-//! tests. [`listen`] forwards webhooks to an endpoint that the service cannot reach, such as one on
+//! tests. [`statements`] shows what changed the balance. [`listen`] forwards webhooks to an endpoint that the service cannot reach, such as one on
 //! a laptop. [`endpoints`] and [`notices`] change where the service sends webhooks and notices.
 //! [`tail`] follows orders and webhook attempts. [`webhooks`] lists missed webhooks and has them
 //! sent again. [`mcp`] lets an agent use the account. [`certify`] sends webhooks to an endpoint and
@@ -34,6 +34,7 @@ mod order;
 mod private;
 mod profile;
 mod shown;
+mod statements;
 mod tail;
 mod webhooks;
 
@@ -153,6 +154,13 @@ const EXTEND_EXAMPLES: &str = "Examples:
   esim-partner extend 20250129123456123456789012 A-1042-more 424b7b26-96e7-5c95-8df9-6654a3998070
 
 The second one waits up to 12 s. If the extension is still under way then, the first one shows how it ended.";
+
+const STATEMENTS_EXAMPLES: &str = "Examples:
+  esim-partner statements
+  esim-partner statements 2026-11-USD
+  esim-partner statements 2026-11-USD --csv > november.csv
+
+All amounts of the JSON are whole numbers of the currency's minor unit. A statement has all of its entries.";
 
 const CERTIFY_EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
@@ -287,6 +295,17 @@ enum AccountCommand {
         external_id: Option<String>,
         /// The id of the option to add, as this command lists it
         option_id: Option<String>,
+    },
+    /// Show what you have, if we have agreed prices with you
+    Balance,
+    /// List the months in which your balance changed, or the entries of one
+    #[command(after_help = STATEMENTS_EXAMPLES)]
+    Statements {
+        /// Month and currency, as the list shows them: 2026-11-USD
+        statement: Option<String>,
+        /// Print the entries as CSV, with decimal amounts
+        #[arg(long, requires = "statement")]
+        csv: bool,
     },
     /// List, replace, make and end the keys of the account
     #[command(subcommand, after_help = keys::EXAMPLES)]
@@ -510,6 +529,14 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 account.send("GET", &path, "", None).await?
             }
         }
+        AccountCommand::Balance => account.send("GET", "/balance", "", None).await?,
+        AccountCommand::Statements {
+            statement: None, ..
+        } => account.send("GET", "/statements", "", None).await?,
+        AccountCommand::Statements {
+            statement: Some(name),
+            csv,
+        } => return statements::show(&account, name, *csv).await,
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options(options) => {

@@ -342,7 +342,10 @@ impl Server {
             other => self.told(other)?,
         };
         let environment = &account["environment"];
+        let price = option["price"].as_i64();
+        let total = price.and_then(|price| price.checked_mul(i64::from(qty)));
         let preview = json!({
+            "total_price": total, "currency": option["currency"],
             "external_order_id": wanted.external_order_id, "option": shown(option.clone()), "qty": wanted.qty,
             "environment": environment, "buys_for_real": environment != "sandbox", "limits": account["limits"],
             "stored_order": stored,

@@ -12,13 +12,14 @@ use runtime::terminal::printable;
 use serde_json::{Map, Value, json};
 
 /// The fields whose texts are shown.
-const FACTS: [&str; 34] = [
+const FACTS: [&str; 35] = [
     "access_key",
     "as_of",
     "at",
     "cancelled_at",
     "countries",
     "created_at",
+    "currency",
     "delivered_at",
     "delivery",
     "endpoint_id",

@@ -259,7 +259,7 @@ async fn hold_prices(transaction: &mut Transaction<'_>, stored: &[&NewOrder]) ->
     let hold = sqlx::query!(
         "UPDATE accounts a SET held = a.held + new.amount
          FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS new (partner_id, currency, amount)
-         WHERE a.partner_id = new.partner_id AND a.currency = new.currency",
+         WHERE a.partner_id = ANY ($1) AND a.partner_id = new.partner_id AND a.currency = new.currency",
         &partners,
         &currencies,
         &amounts,

@@ -5,7 +5,8 @@ use tools::archive;
 use crate::bench::Bench;
 
 /// Tables with a column that leads to an order, and why an archive leaves them out.
-const LEFT_OUT: [(&str, &str); 5] = testkit::rows! {
+const LEFT_OUT: [(&str, &str); 6] = testkit::rows! {
+    "account_entries" => "An account keeps all of its entries, also those of orders that are archived.";
     "esim_requests" => "Only finished requests are left then, and a unit that was given back is marked in `esims`.";
     "extensions" => "They stay in the database, so that their external ids stay taken.";
     "provider_references" => "Triggers of `placements` delete its rows.";

@@ -59,7 +59,8 @@ const KEYS: [&str; 13] = [
 const MANY: f64 = 2_000.0;
 
 /// Statements that read a whole table, on purpose: a part of their text, and why.
-const WALKS: [(&str, &str); 1] = rows! {
+const WALKS: [(&str, &str); 2] = rows! {
+    "WITH chained AS (" => "the check of all accounts, which compares them with all units that have prices";
     "SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered"
         => "recover: after a restore every placement is looked at, with all provisioners stopped";
 };

@@ -6,9 +6,10 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use desk::{csv::table, operator::options};
+use desk::operator::options;
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
+use runtime::csv::table;
 use time::{Duration, OffsetDateTime};
 
 use crate::{

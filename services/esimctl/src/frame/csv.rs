@@ -1,5 +1,5 @@
 //! Reads CSV (RFC 4180) record by record, for lists that operators export from a provider.
-//! [`desk::csv`] writes it.
+//! [`runtime::csv`] writes it.
 //!
 //! Fields are separated by commas. A field in double quotes may contain commas, line breaks and
 //! doubled quotes. Only one record is in memory at a time, and its length is bounded, so a file of

@@ -2,10 +2,10 @@
 //! go on.
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use desk::{csv::table, operator::options};
+use desk::operator::options;
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
-use runtime::past::past;
+use runtime::{csv::table, past::past};
 use serde::Serialize;
 use time::OffsetDateTime;
 

@@ -46,6 +46,9 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         read GET /topups/{topup_id}/extensions
         read GET /options
         read GET /account
+        read GET /balance
+        read GET /statements
+        read GET /statements/{statement}
         read GET /webhook
         read GET /webhook/listen
         read GET /webhook/events

@@ -23,7 +23,7 @@
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`endpoints`]: several endpoints of one partner.
 //! - [`keys`]: keys with rights, networks and limits.
-//! - [`metadata`]: what partners keep with their orders.
+//! - [`metadata`]: what partners keep with their orders. [`money`]: what they pay.
 //! - [`limits`], [`limits_memory`], [`shares`]: overload is answered, and the other partners keep
 //!   their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
@@ -60,6 +60,7 @@ mod limits;
 mod limits_memory;
 mod metadata;
 mod mishaps;
+mod money;
 mod nats_quorum;
 mod notices;
 mod ordering;

@@ -1,4 +1,4 @@
-//! Writes CSV for people: the lists of `esimctl` and of the console.
+//! Writes CSV for people: the lists of `esimctl` and of the console, and statements of partners.
 //!
 //! Lines end with a line feed, so that the tools of a shell read them as lines, and a field is
 //! quoted where it needs it (RFC 4180). A field that a spreadsheet would take for a formula gets a

@@ -1,5 +1,6 @@
 -- serves: 3
--- contract: extensions_bounds comes back in the same transaction, wider by a new column. A partner without a price list gets no row of any of these tables, and units have no price unless a program that knows
+-- contract: extensions_bounds and partners_bounds come back in the same transaction, wider by a new column. A
+-- partner without a price list gets no row of any of these tables, and units have no price unless a program that knows
 -- prices has stored them. An older provisioner that makes a priced unit ready leaves its entry out; the next settlement of its
 -- order, or `account_for`, writes it.
 --
@@ -41,7 +42,14 @@ LANGUAGE sql STABLE AS $$
     ORDER BY p.valid_from DESC LIMIT 1
 $$;
 
-ALTER TABLE partners ADD COLUMN price_list text CONSTRAINT partners_price_list_fkey REFERENCES price_lists;
+ALTER TABLE partners ADD COLUMN price_list text;
+ALTER TABLE partners ADD CONSTRAINT partners_price_list_fkey FOREIGN KEY (price_list) REFERENCES price_lists NOT VALID;
+ALTER TABLE partners DROP CONSTRAINT partners_bounds;
+ALTER TABLE partners ADD CONSTRAINT partners_bounds CHECK (
+    least(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'
+    AND greatest(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'
+    AND greatest(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key),
+                 octet_length(secret_key), octet_length(old_secret_key), octet_length(price_list)) <= 100000) NOT VALID;
 
 -- What a partner has in one currency. `posted` is what its entries add up to, `held` the prices of its units whose outcome is open.
 -- Whoever changes both a unit and the account locks the account before it changes anything, so that nobody waits in a circle.

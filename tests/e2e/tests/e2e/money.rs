@@ -1,0 +1,266 @@
+//! Prices, balances and statements, as partners see them, with real services beside each other.
+
+use crate::partner::{ask, assert_refused, get, header, send};
+use crate::shop::{SOON, Shop, fresh, open, size};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use testkit::client::Client;
+use testkit::esimctl::Partner;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+
+/// Gives a partner a list in which each option costs this, and a prepaid account in JOD, whose
+/// minor unit is a thousandth. Returns once every ingress knows it.
+async fn agree(stack: &Stack, shop: &Shop, price: i64) {
+    let partner = &shop.partner.partner_id;
+    let mut database = stack.database.connect().await.unwrap();
+    let statements = format!(
+        "INSERT INTO price_lists (price_list, currency) VALUES ('{partner}', 'JOD');
+         INSERT INTO prices (price_list, option_id, amount)
+             SELECT '{partner}', option_id, {price} FROM options WHERE name <> 'runs-out';
+         INSERT INTO accounts (partner_id, currency) VALUES ('{partner}', 'JOD');
+         UPDATE partners SET price_list = '{partner}' WHERE partner_id = '{partner}'"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statements))
+        .execute(&mut database)
+        .await
+        .unwrap();
+    for url in stack.base_urls() {
+        let client = Client::of(&url, &shop.partner).unwrap();
+        let knows = async || {
+            let listed = get(&client, "/options?limit=1").await?;
+            Ok((listed["options"][0]["price"] == price).then_some(()))
+        };
+        wait::until(SOON, "the price list", knows).await.unwrap();
+    }
+}
+
+async fn pay(stack: &Stack, partner: &Partner, amount: i64) {
+    let mut database = stack.database.connect().await.unwrap();
+    sqlx::query("SELECT book_entry($1::uuid, 'JOD', 'deposit', $2, $3, 'paid', 'test')")
+        .bind(&partner.partner_id)
+        .bind(amount)
+        .bind(fresh("paid"))
+        .execute(&mut database)
+        .await
+        .unwrap();
+}
+
+/// Balance, held and available.
+async fn balance(client: &Client) -> (i64, i64, i64) {
+    let shown = get(client, "/balance").await.unwrap();
+    let only = &shown["balances"][0];
+    assert_eq!(shown["balances"].as_array().unwrap().len(), 1, "{shown}");
+    let number = |name: &str| only[name].as_i64().unwrap();
+    (number("balance"), number("held"), number("available"))
+}
+
+async fn charged(client: &Client, expected: i64) {
+    let look = async || Ok((balance(client).await == (expected, 0, expected)).then_some(()));
+    let what = format!("a balance of {expected} with nothing held");
+    wait::until(SOON, &what, look).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_ordered_is_held_charged_refunded_and_stated() {
+    let (stack, shop) = open().await;
+    let client = &shop.client;
+    let nothing = get(client, "/balance").await.unwrap();
+    assert_eq!(nothing, json!({ "balances": [] }));
+    agree(&stack, &shop, 1250).await;
+    let ready = stack.option("ready").unwrap();
+    let id = fresh("priced");
+    let refused = client.order(&id, &[(ready, 2)]).await.unwrap();
+    let named = "balance_insufficient; required=2500; available=0; currency=JOD";
+    assert_refused(&refused, 422, named);
+    let text = refused.json().unwrap()["errors"][0].to_string();
+    assert!(
+        text.contains("2.500 JOD are required and 0.000 JOD"),
+        "{text}"
+    );
+    // Nothing of it is stored, so it may be sent again.
+    let looked = ask(client, "GET", &format!("/orders/{id}")).await.unwrap();
+    assert_refused(&looked, 404, "not_found");
+    pay(&stack, &shop.partner, 5000).await;
+    let ordered = client.order(&id, &[(ready, 2)]).await.unwrap();
+    assert_eq!(ordered.status, 201, "{ordered:?}");
+    charged(client, 2500).await;
+    // The repeat of a stored order is told as taken, whatever is left.
+    let again = client.order(&id, &[(ready, 2)]).await.unwrap();
+    assert_refused(&again, 422, "external_order_id_taken");
+
+    let order = get(client, &format!("/orders/{id}")).await.unwrap();
+    let topup = &order["topups"][0];
+    assert_eq!(
+        (&topup["price"], &topup["currency"]),
+        (&json!(1250), &json!("JOD"))
+    );
+    let topup_id = topup["topup_id"].as_str().unwrap();
+    // A unit that the provider refuses costs nothing.
+    let sold_out = stack.option("out-of-stock").unwrap();
+    let refused = client
+        .order(&fresh("gone"), &[(sold_out, 1)])
+        .await
+        .unwrap();
+    assert_refused(&refused, 422, "provider_rejected");
+    charged(client, 2500).await;
+    let path = format!("/topups/{topup_id}/give-back");
+    let returned = send(client, "POST", &path, "").await.unwrap();
+    assert_eq!(returned.status, 200, "{returned:?}");
+    charged(client, 3750).await;
+
+    let listed = get(client, "/statements").await.unwrap();
+    let statement = &listed["statements"][0];
+    assert_eq!(
+        (&statement["opening"], &statement["closing"]),
+        (&json!(0), &json!(3750))
+    );
+    let month = statement["month"].as_str().unwrap();
+    let mut entries = Vec::new();
+    let mut after = json!(0);
+    while let Some(number) = after.as_i64() {
+        let path = format!("/statements/{month}-JOD?limit=2&after={number}");
+        let page = get(client, &path).await.unwrap();
+        entries.extend(page["entries"].as_array().unwrap().clone());
+        after = page["next_after"].clone();
+    }
+    let numbers: Vec<i64> = entries
+        .iter()
+        .map(|one| one["number"].as_i64().unwrap())
+        .collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    let sum: i64 = entries
+        .iter()
+        .map(|one| one["amount"].as_i64().unwrap())
+        .sum();
+    assert_eq!(sum, 3750);
+    let kinds: Vec<&str> = entries
+        .iter()
+        .map(|one| one["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["deposit", "charge", "charge", "release", "refund"]);
+    assert_eq!(entries[4]["topup_id"], topup_id);
+    assert_eq!(entries[1]["external_order_id"], id);
+    // Another partner sees nothing of it.
+    let other = Shop::open(&stack).await.unwrap();
+    let none = get(&other.client, "/statements").await.unwrap();
+    assert_eq!(none, json!({ "statements": [] }));
+    let none = ask(&other.client, "GET", &format!("/statements/{month}-JOD")).await;
+    assert_refused(&none.unwrap(), 404, "not_found");
+    for bad in [
+        "/statements/nothing",
+        "/statements/2026-13-JOD",
+        "/statements/%00-JOD",
+    ] {
+        assert_refused(&ask(client, "GET", bad).await.unwrap(), 404, "not_found");
+    }
+    let bad = ask(client, "GET", "/statements?currency=jod")
+        .await
+        .unwrap();
+    assert_refused(&bad, 422, "currency_invalid; parameter=currency");
+}
+
+#[tokio::test]
+async fn prices_bound_what_can_be_ordered() {
+    let (stack, shop) = open().await;
+    agree(&stack, &shop, 100).await;
+    pay(&stack, &shop.partner, 1000).await;
+    let client = &shop.client;
+    let ready = stack.option("ready").unwrap();
+    let unlisted = stack.option("runs-out").unwrap();
+    let refused = client.order(&fresh("unlisted"), &[(unlisted, 1)]).await;
+    assert_refused(&refused.unwrap(), 422, "option_not_found; item=0");
+    let order = async |client: &Client, most: Value| {
+        let item = json!({ "option_id": ready, "qty": 1, "max_price": most });
+        let body = json!({ "external_order_id": fresh("most"), "products": [item] });
+        send(client, "POST", "/orders", &body.to_string())
+            .await
+            .unwrap()
+    };
+    let dear = order(client, json!(99)).await;
+    assert_refused(&dear, 422, "price_above_max; item=0");
+    for bad in [json!(-1), json!("99"), json!(1.5), json!([])] {
+        assert_refused(&order(client, bad).await, 422, "max_price_invalid; item=0");
+    }
+    for good in [json!(100), Value::Null, json!(1e3 as i64)] {
+        assert_eq!(order(client, good).await.status, 201);
+    }
+    // Partners without prices never sent the field, and it means nothing for them.
+    let other = Shop::open(&stack).await.unwrap();
+    assert_eq!(order(&other.client, json!("x")).await.status, 201);
+    let listed = get(&other.client, "/options?limit=1").await.unwrap();
+    assert!(listed["options"][0].get("price").is_none(), "{listed}");
+    let after = header(
+        &ask(client, "GET", "/options?limit=1").await.unwrap(),
+        "etag",
+    )
+    .to_owned();
+    let mut database = stack.database.connect().await.unwrap();
+    sqlx::raw_sql("UPDATE prices SET amount = 101")
+        .execute(&mut database)
+        .await
+        .unwrap();
+    let page = ask(client, "GET", "/options?limit=1").await.unwrap();
+    assert_ne!(header(&page, "etag"), after);
+}
+
+/// Two ingresses sell for one partner at once, with repeats, refusals and deposits beside. Exactly
+/// what is paid for is sold.
+#[tokio::test]
+async fn a_prepaid_account_sells_exactly_what_it_has() {
+    let builder = Stack::builder().replicas(Stage::Ingress, 2);
+    let stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    agree(&stack, &shop, 7).await;
+    let urls = stack.base_urls();
+    let clients: Vec<Client> = urls
+        .iter()
+        .map(|url| Client::of(url, &shop.partner).unwrap())
+        .collect();
+    let ready = stack.option("ready").unwrap();
+    let sold_out = stack.option("out-of-stock").unwrap();
+    let mut paid = 0;
+    for round in 0..size("MONEY_ROUNDS", 3) {
+        pay(&stack, &shop.partner, 7 * 20).await;
+        paid += 21;
+        let one = |nth: usize| {
+            let client = &clients[nth % 2];
+            let (stack, partner) = (&stack, &shop.partner);
+            async move {
+                if nth == 7 {
+                    pay(stack, partner, 7).await;
+                }
+                // Each id is used at both ingresses, and some orders are refused by the provider.
+                let id = format!("{round} {}", nth / 2);
+                let option = if nth / 2 % 5 == 0 { sold_out } else { ready };
+                loop {
+                    let answer = client.order(&id, &[(option, 1)]).await.unwrap();
+                    match answer.status {
+                        201 | 422 => return,
+                        _ => tokio::task::yield_now().await,
+                    }
+                }
+            }
+        };
+        join_all((0..64).map(one)).await;
+    }
+    // What is left is sold, too, so the sum is exact whatever happened before.
+    loop {
+        let answer = clients[0]
+            .order(&fresh("rest"), &[(ready, 1)])
+            .await
+            .unwrap();
+        match answer.status {
+            422 => break,
+            _ => {}
+        }
+    }
+    charged(&shop.client, 0).await;
+    let sold = "SELECT count(*) FROM account_entries WHERE kind = 'charge' AND amount = -7";
+    assert_eq!(stack.count(sold).await.unwrap(), paid);
+    let checked: Value = stack.esimctl.run(&["account", "check"]).await.unwrap();
+    assert!(
+        checked["disagreements"].as_array().unwrap().is_empty(),
+        "{checked}"
+    );
+}
