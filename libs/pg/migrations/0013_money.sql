@@ -115,6 +115,8 @@ CREATE TABLE account_entries (
 CREATE UNIQUE INDEX account_entries_unit ON account_entries (topup_id, (CASE kind WHEN 'release' THEN 'charge' ELSE kind END))
     WHERE topup_id IS NOT NULL AND extension_id IS NULL;
 CREATE UNIQUE INDEX account_entries_extension ON account_entries (extension_id) WHERE extension_id IS NOT NULL;
+-- The months of an account.
+CREATE INDEX account_entries_at ON account_entries (partner_id, currency, at, number);
 -- The same payment is booked once.
 CREATE UNIQUE INDEX account_entries_reference ON account_entries (partner_id, currency, reference) WHERE reference IS NOT NULL;
 CREATE POLICY all_rows ON account_entries USING (true) WITH CHECK (true);

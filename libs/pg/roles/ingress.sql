@@ -73,7 +73,7 @@ GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, offers_ask
     UPDATE (usage_asked_at, usage_failure, usage_failed_at, offers_asked_at, give_back, give_back_asked_at, not_returned_at,
             reason, message, ended_at)
     ON esim_requests TO esim_ingress;
-GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
+GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, price, currency)
     ON extensions TO esim_ingress;
 
 -- Prices and accounts: docs/decisions/0040-money.md. It holds what orders cost; what becomes of it is booked by functions that

@@ -79,14 +79,34 @@ pub async fn statements(
     months: StatementRange<'_>,
 ) -> Result<Unflushed<Vec<StatementHead>>> {
     wait_for_entries(connection, partner_id).await?;
+    // From the last entry of each account back, month by month, so that it reads two entries for
+    // each month and not all.
     let rows = sqlx::query!(
-        r#"SELECT to_char(month, 'YYYY-MM') AS "month!", currency, min(number) AS "first!", max(number) AS "last!",
-                  sum(amount)::bigint AS "amount!",
-                  (array_agg(balance ORDER BY number DESC))[1] AS "closing!",
-                  month + interval '1 month' > now() AT TIME ZONE 'UTC' AS "is_open!"
-           FROM (SELECT *, date_trunc('month', at AT TIME ZONE 'UTC') AS month FROM account_entries WHERE partner_id = $1) e
-           WHERE ($2::text IS NULL OR to_char(month, 'YYYY-MM') = $2) AND ($3::text IS NULL OR currency = $3)
-           GROUP BY month, currency ORDER BY month DESC, currency LIMIT 1000"#,
+        r#"WITH RECURSIVE month AS (
+               SELECT a.partner_id, a.currency, date_trunc('month', l.at, 'UTC') AS begins, l.number AS last, l.balance AS closing,
+                      f.number AS first, f.balance - f.amount AS opening
+               FROM accounts a
+               JOIN account_entries l ON l.partner_id = a.partner_id AND l.currency = a.currency AND l.number = a.last_entry
+               CROSS JOIN LATERAL (
+                   SELECT n.number, n.balance, n.amount FROM account_entries n
+                   WHERE n.partner_id = a.partner_id AND n.currency = a.currency AND n.at >= date_trunc('month', l.at, 'UTC')
+                   ORDER BY n.at, n.number LIMIT 1) f
+               WHERE a.partner_id = $1 AND ($3::text IS NULL OR a.currency = $3)
+               UNION ALL
+               SELECT m.partner_id, m.currency, date_trunc('month', l.at, 'UTC'), l.number, l.balance, f.number, f.balance - f.amount
+               FROM month m
+               JOIN account_entries l ON l.partner_id = m.partner_id AND l.currency = m.currency AND l.number = m.first - 1
+               CROSS JOIN LATERAL (
+                   SELECT n.number, n.balance, n.amount FROM account_entries n
+                   WHERE n.partner_id = m.partner_id AND n.currency = m.currency AND n.at >= date_trunc('month', l.at, 'UTC')
+                   ORDER BY n.at, n.number LIMIT 1) f
+           )
+           SELECT to_char(begins AT TIME ZONE 'UTC', 'YYYY-MM') AS "month!", currency AS "currency!", first AS "first!",
+                  last AS "last!", opening AS "opening!", closing AS "closing!",
+                  (begins AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC' > now() AS "is_open!"
+           FROM month
+           WHERE $2::text IS NULL OR to_char(begins AT TIME ZONE 'UTC', 'YYYY-MM') = $2
+           ORDER BY begins DESC, currency LIMIT 1000"#,
         partner_id.uuid(),
         months.month,
         months.currency,
@@ -95,7 +115,7 @@ pub async fn statements(
     let heads = rows.map(|row| StatementHead {
         month: row.month,
         currency: row.currency,
-        opening: row.closing - row.amount,
+        opening: row.opening,
         closing: row.closing,
         first_entry: row.first,
         last_entry: row.last,

@@ -17,7 +17,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 18] = [
+const GROWING: [&str; 19] = [
     "orders",
     "placements",
     "topups",
@@ -36,6 +36,7 @@ const GROWING: [&str; 18] = [
     "history",
     "refused_requests",
     "topup_changes",
+    "account_entries",
 ];
 
 /// Columns that name one order, or one partner.

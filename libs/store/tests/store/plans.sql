@@ -90,3 +90,7 @@ INSERT INTO work (id, kind, provider, lane, partner_id, at)
 SELECT md5('extend ' || n)::uuid, 'extend', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
        to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id, now() + make_interval(secs => n - 59500)
 FROM filled WHERE n > 59000;
+INSERT INTO accounts (partner_id, currency, last_entry) SELECT partner_id, 'EUR', 1000 FROM partners LIMIT 60;
+INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, made_by, at)
+SELECT a.partner_id, 'EUR', n, 'charge', -1, -n, 1, a.partner_id || ' ' || n, 'system', now() - make_interval(hours => 5 * (1000 - n))
+FROM accounts a, generate_series(1, 1000) n;

@@ -70,6 +70,7 @@ const CAN: [(&str, Claims); 5] = rows! {
          &["INSERT INTO esim_requests (topup_id, partner_id, provider, give_back) SELECT 'a', gen_random_uuid(), '', 'asked'",
            "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
             VALUES (gen_random_uuid(), gen_random_uuid(), 'a', '', 'x', gen_random_uuid(), 'x')"]),
+        ("say what an order costs, and how much of an account is held", &["UPDATE accounts SET held = 0"]),
         ("record changes in the name of partners",
          &["INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
             VALUES (gen_random_uuid(), 'partner', 'x', 'x', 0, '', 'api')"]),
@@ -136,6 +137,8 @@ const CAN: [(&str, Claims); 5] = rows! {
         ("resolve what is parked and enter profiles, so it can move any placement and any delivery",
          &["SELECT resolve_placement(gen_random_uuid(), 'bought', NULL, NULL)", "UPDATE placements SET state = 'placed'",
            "UPDATE deliveries SET state = 'delivered'"]),
+        ("set prices and credit limits, and book deposits and corrections of any account",
+         &["UPDATE prices SET amount = 0", "UPDATE accounts SET credit_limit = NULL", "UPDATE partners SET price_list = NULL"]),
         ("erase orders and partners", &["UPDATE esims SET profile = NULL", "UPDATE orders SET erased_at = now()", "DELETE FROM deliveries"]),
         ("create accounts for the console and give them roles",
          &["INSERT INTO operators (operator_id, name, role) VALUES (gen_random_uuid(), 'x', 'operator')", "UPDATE operators SET role = 'operator'"]),
@@ -159,6 +162,11 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE partners SET name = ''", "UPDATE partners SET environment = 'live'", "UPDATE partners SET max_in_flight = NULL",
            "UPDATE partners SET signed_body_required = false", "UPDATE partners SET disabled_at = NULL",
            "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())"]),
+        ("book an entry, or change a price, a limit or a balance of an account",
+         &["INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, made_by, at)
+            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())",
+           "SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET posted = 1",
+           "UPDATE accounts SET credit_limit = NULL", "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
         ("move a delivery or an endpoint to another partner, or verify a channel without its code",
          &["UPDATE deliveries SET partner_id = gen_random_uuid()", "UPDATE deliveries SET kind = 'key.expiring'",
            "INSERT INTO deliveries (topup_id) VALUES ('a')", "UPDATE partner_endpoints SET partner_id = gen_random_uuid()",
@@ -189,6 +197,11 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE topups SET placement_id = gen_random_uuid()",
            "UPDATE placements SET partner_id = gen_random_uuid()", "UPDATE options SET enabled = false",
            "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "DELETE FROM esims"]),
+        ("book an entry, or change a price, a limit or a balance of an account",
+         &["INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, made_by, at)
+            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())",
+           "SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET posted = 1",
+           "UPDATE accounts SET credit_limit = NULL", "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
         ("create an event",
          &["INSERT INTO deliveries (delivery_id, partner_id, kind) VALUES (gen_random_uuid(), gen_random_uuid(), 'topup.failed')",
            "SELECT make_events('topup.failed', 'a')", "SELECT tell_of_use('a', 'topup.failed', NULL, NULL)"]),
@@ -216,6 +229,11 @@ const CANNOT: [(&str, Claims); 5] = rows! {
          &["UPDATE placements SET state = 'accepted'", "UPDATE topups SET state = 'failed'", "UPDATE esims SET iccid = '1'",
            "UPDATE extensions SET state = 'added'", "SELECT resolve_extension(gen_random_uuid(), 1, true)",
            "UPDATE walks SET days = 1", "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())"]),
+        ("book an entry, or change a price, a limit or a balance of an account",
+         &["INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, made_by, at)
+            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())",
+           "SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET posted = 1",
+           "UPDATE accounts SET credit_limit = NULL", "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
         ("move a delivery to another partner", &["UPDATE deliveries SET partner_id = gen_random_uuid()",
            "UPDATE deliveries SET endpoint_id = gen_random_uuid()"]),
         ("record anything in an operator's name",
@@ -238,6 +256,11 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
            "UPDATE partner_endpoints SET told = NULL", "UPDATE providers SET name = 'another'", "UPDATE esim_requests SET attempt = 0",
            "UPDATE extensions SET state = 'added'"]),
+        ("book an entry, or change a price, a limit or a balance of an account",
+         &["INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, made_by, at)
+            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())",
+           "SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET posted = 1",
+           "UPDATE accounts SET credit_limit = NULL", "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
         ("create work or a wait for another partner",
          &["UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
            "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())"]),
@@ -280,7 +303,7 @@ const CANNOT: [(&str, Claims); 5] = rows! {
 };
 
 /// What no role may do, whatever the table says.
-const NOBODY: [&str; 7] = [
+const NOBODY: [&str; 9] = [
     "CREATE TABLE mine ()",
     "DROP TABLE orders",
     "ALTER TABLE work DISABLE ROW LEVEL SECURITY",
@@ -288,6 +311,8 @@ const NOBODY: [&str; 7] = [
     "DELETE FROM _sqlx_migrations",
     "COPY partners TO PROGRAM 'cat'",
     "SELECT next_version_of_row()",
+    "UPDATE account_entries SET amount = 0",
+    "DELETE FROM account_entries",
 ];
 
 /// The cells of the table in `docs/security.md`, by stage.
