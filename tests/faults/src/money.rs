@@ -1,7 +1,7 @@
 //! Money in a run: every second partner has prices and an account, and afterwards the entries are
 //! compared with what was stored, answered and bought, to the minor unit.
 
-use crate::stored::StoredEntry;
+use crate::stored::{StoredEntry, StoredUnit};
 use crate::verdict::{Broken, Evidence, Verdict};
 use anyhow::Result;
 use sqlx::PgConnection;
@@ -43,91 +43,114 @@ pub async fn agree(connection: &mut PgConnection, partners: &[Partner]) -> Resul
     Ok(())
 }
 
+/// What the entries of each unit and of each extension are.
+type ById<'a> = HashMap<&'a str, Vec<&'a StoredEntry>>;
+
+/// What should be held, by partner.
+type Open<'a> = BTreeMap<&'a str, i64>;
+
 /// Compares the books with the units, the extensions and the purchases.
 pub fn judge(evidence: &Evidence, verdict: &mut Verdict) {
     let books = &evidence.books;
-    let sold = evidence.ledger.iter().map(|order| order.order_id.as_str());
-    let bought: HashSet<&str> = sold.collect();
     verdict.counts.entries = books.entries.len();
-    let mut of_unit: HashMap<&str, Vec<&StoredEntry>> = HashMap::new();
-    let mut of_extension: HashMap<&str, Vec<&StoredEntry>> = HashMap::new();
+    let mut of_units = ById::new();
+    let mut of_extensions = ById::new();
     for entry in &books.entries {
         match (&entry.topup_id, &entry.extension_id) {
-            (_, Some(extension)) => of_extension.entry(extension).or_default().push(entry),
-            (Some(topup), None) => of_unit.entry(topup).or_default().push(entry),
+            (_, Some(extension)) => of_extensions.entry(extension).or_default().push(entry),
+            (Some(topup), None) => of_units.entry(topup).or_default().push(entry),
             (None, None) => {}
         }
     }
-    let partners: HashMap<&str, &str> = evidence
-        .stored
-        .orders
-        .iter()
-        .map(|order| (order.order_id.as_str(), order.partner_id.as_str()))
-        .collect();
-    // What should be held, by partner.
-    let mut open: BTreeMap<&str, i64> = BTreeMap::new();
-    for unit in &evidence.stored.units {
-        let entries = of_unit.remove(unit.topup_id.as_str()).unwrap_or_default();
-        let Some(price) = unit.price else {
-            if !entries.is_empty() {
-                let text = format!("topup {} has no price and is booked", unit.topup_id);
-                verdict.add(Broken::BookedWrongly, text);
-            }
-            continue;
-        };
-        let mut kinds: Vec<&str> = entries.iter().map(|entry| entry.kind.as_str()).collect();
-        kinds.sort_unstable();
-        let returned = if unit.returned { &["refund"][..] } else { &[] };
-        let expected: Vec<Vec<&str>> = match unit.state.as_str() {
-            "ready" => vec![
-                [&["charge"][..], returned].concat(),
-                [&["late_charge"][..], returned, &["release"]].concat(),
-            ],
-            "failed" => vec![vec!["release"]],
-            // One that has failed may be tried again; its price is not held any more then.
-            _ => vec![vec![], vec!["release"]],
-        };
-        if !expected.contains(&kinds) {
-            let text = format!(
-                "topup {} is {} and booked as {kinds:?}",
-                unit.topup_id, unit.state
-            );
+    let mut open = Open::new();
+    units(evidence, &mut of_units, &mut open, verdict);
+    if evidence.losses.is_empty() {
+        for topup in of_units.keys() {
+            let text = format!("topup {topup} is booked and not stored");
             verdict.add(Broken::BookedWrongly, text);
         }
+    }
+    extensions(evidence, &of_extensions, &mut open, verdict);
+    accounts(evidence, &open, verdict);
+}
+
+/// What was booked of each unit, which is taken out of `of_units`.
+fn units<'a>(
+    evidence: &'a Evidence,
+    of_units: &mut ById<'a>,
+    open: &mut Open<'a>,
+    verdict: &mut Verdict,
+) {
+    let sold = evidence.ledger.iter().map(|order| order.order_id.as_str());
+    let bought: HashSet<&str> = sold.collect();
+    let orders = evidence.stored.orders.iter();
+    let partners: HashMap<&str, &str> = orders
+        .map(|order| (order.order_id.as_str(), order.partner_id.as_str()))
+        .collect();
+    for unit in &evidence.stored.units {
+        let entries = of_units.remove(unit.topup_id.as_str()).unwrap_or_default();
+        let mut kinds: Vec<&str> = entries.iter().map(|entry| entry.kind.as_str()).collect();
+        kinds.sort_unstable();
+        let told = format!(
+            "topup {} is {} and booked as {kinds:?}",
+            unit.topup_id, unit.state
+        );
+        if !may_be_booked_as(unit, &kinds) {
+            verdict.add(Broken::BookedWrongly, told.clone());
+        }
+        let Some(price) = unit.price else {
+            continue;
+        };
         if kinds.is_empty()
             && let Some(partner) = partners.get(unit.order_id.as_str())
         {
             *open.entry(partner).or_default() += price;
         }
-        let charged = kinds.iter().any(|kind| kind.contains("charge"));
-        if charged && !bought.contains(unit.placement_id.as_str()) {
-            let text = format!("topup {} was never bought", unit.topup_id);
-            verdict.add(Broken::ChargedForNothing, text);
+        let is_charged = kinds.iter().any(|kind| kind.contains("charge"));
+        if is_charged && !bought.contains(unit.placement_id.as_str()) {
+            verdict.add(Broken::ChargedForNothing, told.clone());
         }
-        let wrong = entries.iter().filter(|entry| {
-            let should_be = match entry.kind.as_str() {
+        let is_right = |entry: &&StoredEntry| {
+            let expected = match entry.kind.as_str() {
                 "charge" => (-price, price),
                 "release" => (0, price),
                 "late_charge" => (-price, 0),
                 _ => (price, 0),
             };
-            (entry.amount, entry.released) != should_be
-        });
-        for entry in wrong {
-            let text = format!("topup {} costs {price}: {entry:?}", unit.topup_id);
-            verdict.add(Broken::BookedWrongly, text);
+            (entry.amount, entry.released) == expected
+        };
+        if !entries.iter().all(is_right) {
+            verdict.add(
+                Broken::BookedWrongly,
+                format!("{told} of {price}: {entries:?}"),
+            );
         }
     }
-    if evidence.losses.is_empty() {
-        for (topup, _) in of_unit {
-            let text = format!("topup {topup} is booked and not stored");
-            verdict.add(Broken::BookedWrongly, text);
-        }
-    }
+}
+
+/// Whether these are the entries of a unit in its state.
+fn may_be_booked_as(unit: &StoredUnit, kinds: &[&str]) -> bool {
+    let expected: &[&[&str]] = match (unit.price, unit.state.as_str(), unit.returned) {
+        (None, _, _) => &[&[]],
+        (Some(_), "ready", false) => &[&["charge"], &["late_charge", "release"]],
+        (Some(_), "ready", true) => &[&["charge", "refund"], &["late_charge", "refund", "release"]],
+        (Some(_), "failed", _) => &[&["release"]],
+        // One that has failed may be tried again; its price is not held any more then.
+        (Some(_), _, _) => &[&[], &["release"]],
+    };
+    expected.contains(&kinds)
+}
+
+fn extensions<'a>(
+    evidence: &'a Evidence,
+    of_extensions: &ById<'a>,
+    open: &mut Open<'a>,
+    verdict: &mut Verdict,
+) {
     for one in &evidence.extensions {
-        let entries = of_extension.remove(one.extension_id.as_str());
+        let entries = of_extensions.get(one.extension_id.as_str());
         let kinds: Vec<&str> = entries
-            .iter()
+            .into_iter()
             .flatten()
             .map(|entry| entry.kind.as_str())
             .collect();
@@ -148,22 +171,24 @@ pub fn judge(evidence: &Evidence, verdict: &mut Verdict) {
             verdict.add(Broken::BookedWrongly, text);
         }
     }
-    for account in &books.accounts {
+}
+
+/// Whether the entries of each account follow from each other, and it says what they add up to.
+fn accounts(evidence: &Evidence, open: &Open<'_>, verdict: &mut Verdict) {
+    for account in &evidence.books.accounts {
         let own = |entry: &&StoredEntry| entry.partner_id == account.partner_id;
         let mut balance = 0;
         let mut last = 0;
-        for entry in books.entries.iter().filter(own) {
+        for entry in evidence.books.entries.iter().filter(own) {
             balance += entry.amount;
             last += 1;
             if entry.number != last || entry.balance != balance {
-                let text = format!("entry {} does not follow: {entry:?}", last);
+                let text = format!("entry {last} does not follow: {entry:?}");
                 verdict.add(Broken::BookedWrongly, text);
             }
         }
-        let held = open
-            .get(account.partner_id.as_str())
-            .copied()
-            .unwrap_or_default();
+        let held = open.get(account.partner_id.as_str());
+        let held = held.copied().unwrap_or_default();
         if (account.posted, account.held, account.last_entry) != (balance, held, last) {
             let text = format!("{account:?}: the entries say {balance}, the open units {held}");
             verdict.add(Broken::BookedWrongly, text);
