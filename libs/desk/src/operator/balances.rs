@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// How much a partner may owe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -87,6 +88,7 @@ pub struct EntryLine {
     pub balance: i64,
     pub released: i64,
     pub topup_id: Option<String>,
+    pub extension_id: Option<Uuid>,
     pub reference: Option<String>,
     pub reason: Option<String>,
     pub made_by: String,
@@ -103,10 +105,32 @@ pub async fn last_entries(
 ) -> Result<Vec<EntryLine>> {
     let rows = sqlx::query_as!(
         EntryLine,
-        "SELECT number, kind, amount, balance, released, topup_id, reference, reason, made_by, at
+        "SELECT number, kind, amount, balance, released, topup_id, extension_id, reference, reason, made_by, at
          FROM account_entries WHERE partner_id = $1 AND currency = $2 ORDER BY number DESC LIMIT $3",
         partner_id.uuid(),
         of_currency.as_str(),
+        most,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// The entries of an account behind the number `after` and up to `to`, oldest first, at most `most`
+/// of them.
+pub async fn entries(
+    connection: &mut PgConnection,
+    (partner_id, of_currency): (PartnerId, Currency),
+    (after, to): (i64, i64),
+    most: i64,
+) -> Result<Vec<EntryLine>> {
+    let rows = sqlx::query_as!(
+        EntryLine,
+        "SELECT number, kind, amount, balance, released, topup_id, extension_id, reference, reason, made_by, at
+         FROM account_entries WHERE partner_id = $1 AND currency = $2 AND number > $3 AND number <= $4
+         ORDER BY number LIMIT $5",
+        partner_id.uuid(),
+        of_currency.as_str(),
+        after,
+        to,
         most,
     );
     Ok(rows.fetch_all(connection).await?)
@@ -119,7 +143,10 @@ pub enum NotBooked {
     NoSuchPartner,
     #[error("the partner has no account in {0}; `esimctl account limit` opens one")]
     NoAccount(Currency),
-    #[error("the reference {reference:?} was booked before, as entry {number}: {amount}")]
+    #[error(
+        "the reference {reference:?} was booked before, as entry {number} of {amount}; another payment or correction needs a \
+         reference of its own"
+    )]
     BookedBefore {
         reference: String,
         number: i64,
@@ -265,14 +292,25 @@ pub struct Disagreement {
     pub what: String,
 }
 
+/// What [`check`] has compared, and what it found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CheckedAccounts {
+    pub accounts: i64,
+    pub entries: i64,
+    /// Units and extensions that have a price and are not archived.
+    pub units: i64,
+    /// At most a thousand of what does not agree.
+    pub disagreements: Vec<Disagreement>,
+}
+
 /// Compares each account with its entries and its units. It reads one snapshot, so that orders that
-/// are stored meanwhile do no harm. An empty list says that everything agrees: the entries of each
+/// are stored meanwhile do no harm. Without a disagreement everything agrees: the entries of each
 /// account are numbered without gaps and each balance follows from the one before, the account says
 /// what they add up to, what is held is the prices of the units whose outcome is open, and each unit
-/// that has ended has its entries. Units that were archived have only their entries left.
-pub async fn check(connection: &mut PgConnection) -> Result<Vec<Disagreement>> {
-    let found = sqlx::query_as!(
-        Disagreement,
+/// that has ended has its entries, at its price. Units that were archived have only their entries
+/// left, and one that cost nothing may have none, because its partner may have had no account.
+pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
+    let rows = sqlx::query!(
         r#"WITH chained AS (
                SELECT partner_id, currency, number, balance,
                       number - coalesce(lag(number) OVER entries_of, 0) AS step,
@@ -313,9 +351,9 @@ pub async fn check(connection: &mut PgConnection) -> Result<Vec<Disagreement>> {
                UNION ALL
                SELECT u.partner_id, u.currency, 'unit ' || u.topup_id || ' has ended, and an entry about it is missing'
                FROM unit u JOIN accounts a USING (partner_id, currency)
-               WHERE u.is_ready AND NOT u.kinds && ARRAY['charge', 'late_charge']
+               WHERE u.price > 0 AND (u.is_ready AND NOT u.kinds && ARRAY['charge', 'late_charge']
                   OR u.has_failed AND NOT u.is_ready AND NOT u.kinds && ARRAY['charge', 'release']
-                  OR u.is_ready AND u.is_returned AND NOT u.kinds && ARRAY['refund']
+                  OR u.is_ready AND u.is_returned AND NOT u.kinds && ARRAY['refund'])
                UNION ALL
                SELECT u.partner_id, u.currency, 'unit ' || u.topup_id || ' has an entry that nothing explains'
                FROM unit u
@@ -325,9 +363,41 @@ pub async fn check(connection: &mut PgConnection) -> Result<Vec<Disagreement>> {
                SELECT x.partner_id, x.currency, 'extension ' || x.extension_id || ' is ' || x.state || ' and has the entry ' || coalesce(x.kind, 'none')
                FROM extension x JOIN accounts a USING (partner_id, currency)
                WHERE x.kind IS DISTINCT FROM CASE x.state WHEN 'added' THEN 'charge' WHEN 'refused' THEN 'release' END
+                 AND (x.price > 0 OR x.kind IS NOT NULL)
+               UNION ALL
+               SELECT n.partner_id, n.currency, 'entry ' || n.number || ' is not about the price of unit ' || u.topup_id
+                   || ', which is ' || u.price
+               FROM unit u JOIN account_entries n ON n.topup_id = u.topup_id AND n.extension_id IS NULL
+               WHERE (n.partner_id, n.currency) <> (u.partner_id, u.currency) OR greatest(abs(n.amount), n.released) <> u.price
+               UNION ALL
+               SELECT n.partner_id, n.currency, 'entry ' || n.number || ' is not about the price of extension ' || x.extension_id
+                   || ', which is ' || x.price
+               FROM extension x JOIN account_entries n ON n.extension_id = x.extension_id
+               WHERE (n.partner_id, n.currency) <> (x.partner_id, x.currency) OR n.released <> x.price
+           ), counted AS (
+               SELECT (SELECT count(*) FROM accounts) AS accounts, (SELECT count(*) FROM account_entries) AS entries,
+                      (SELECT count(*) FROM unit) + (SELECT count(*) FROM extension) AS units
+           ), told AS (
+               SELECT r.name, w.currency, w.what FROM wrong w JOIN partners r ON r.partner_id = w.partner_id
+               ORDER BY r.name, w.currency, w.what LIMIT 1000
            )
-           SELECT r.name AS partner, w.currency AS "currency!", w.what AS "what!"
-           FROM wrong w JOIN partners r ON r.partner_id = w.partner_id ORDER BY r.name, w.currency, w.what LIMIT 1000"#,
+           SELECT c.accounts AS "accounts!", c.entries AS "entries!", c.units AS "units!",
+                  t.name AS "partner?", t.currency AS "currency?", t.what AS "what?"
+           FROM counted c LEFT JOIN told t ON true ORDER BY t.name, t.currency, t.what"#,
     );
-    Ok(found.fetch_all(connection).await?)
+    let mut checked = CheckedAccounts::default();
+    for row in rows.fetch_all(connection).await? {
+        checked.accounts = row.accounts;
+        checked.entries = row.entries;
+        checked.units = row.units;
+        let disagreement = row.partner.zip(row.currency).zip(row.what);
+        checked
+            .disagreements
+            .extend(disagreement.map(|((partner, currency), what)| Disagreement {
+                partner,
+                currency,
+                what,
+            }));
+    }
+    Ok(checked)
 }

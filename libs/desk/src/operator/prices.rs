@@ -50,8 +50,19 @@ pub struct PricesApplied {
     /// Whether the list was made.
     pub is_new: bool,
     pub set: Vec<PriceSet>,
-    /// How many of the prices were so before.
-    pub unchanged: usize,
+    /// The prices that were so before.
+    pub unchanged: Vec<PriceSet>,
+}
+
+/// Why one of the prices cannot be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPrice {
+    #[error("there is no option {0}; `esimctl option list` shows all")]
+    NoSuchOption(OptionId),
+    #[error(
+        "the price of option {0} would change from a time that has passed; leave valid_from out for at once"
+    )]
+    InThePast(OptionId),
 }
 
 /// Why prices were not set.
@@ -59,12 +70,9 @@ pub struct PricesApplied {
 pub enum NotPriced {
     #[error("the list has prices in {0}; a list has one currency, so make another list")]
     OtherCurrency(Currency),
-    #[error("there is no option {0}; `esimctl option list` shows all")]
-    NoSuchOption(OptionId),
-    #[error(
-        "the price of option {0} would be valid from a time that has passed; leave valid_from out for at once"
-    )]
-    InThePast(OptionId),
+    /// Each with the place of its price in what was given.
+    #[error("{}", .0.iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>().join("; "))]
+    BadPrices(Vec<(usize, BadPrice)>),
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -72,7 +80,8 @@ pub enum NotPriced {
 pg::store_error!(NotPriced);
 
 /// Sets prices of a list, all of them or none, and makes the list if there is none of this name.
-/// Options that are not named stay as they are.
+/// Options that are not named stay as they are. A price that the list has already is no fault, even
+/// if its time has passed, so that what [`prices`] returns can be applied again.
 pub async fn apply(
     connection: &mut PgConnection,
     price_list: &str,
@@ -102,9 +111,17 @@ pub async fn apply(
             currency: in_currency,
             is_new,
             set: Vec::new(),
-            unchanged: 0,
+            unchanged: Vec::new(),
         };
-        for new in prices {
+        let of_list = |minor| Amount {
+            minor,
+            currency: in_currency,
+        };
+        let mut bad = Vec::new();
+        // In the order of time, because a later price is compared with those before it.
+        let mut by_time: Vec<(usize, &NewPrice)> = prices.iter().enumerate().collect();
+        by_time.sort_by_key(|(_, new)| new.valid_from);
+        for (index, new) in by_time {
             let before = sqlx::query!(
                 r#"SELECT o.name, coalesce($3 <= now(), false) AS "is_past!",
                           (SELECT p.amount FROM prices p
@@ -116,12 +133,23 @@ pub async fn apply(
                 new.valid_from,
             );
             let before = before.fetch_optional(&mut **transaction).await?;
-            let before = before.ok_or(NotPriced::NoSuchOption(new.option_id))?;
-            if before.is_past {
-                return Err(NotPriced::InThePast(new.option_id));
+            let Some(before) = before else {
+                bad.push((index, BadPrice::NoSuchOption(new.option_id)));
+                continue;
+            };
+            let price = PriceSet {
+                option_id: new.option_id,
+                option: before.name,
+                was: before.amount.map(of_list),
+                price: new.amount,
+                valid_from: new.valid_from,
+            };
+            if price.was == price.price {
+                applied.unchanged.push(price);
+                continue;
             }
-            if before.amount == new.amount.map(|amount| amount.minor) {
-                applied.unchanged += 1;
+            if before.is_past {
+                bad.push((index, BadPrice::InThePast(new.option_id)));
                 continue;
             }
             let set = sqlx::query!(
@@ -134,17 +162,11 @@ pub async fn apply(
                 new.amount.map(|amount| amount.minor),
             );
             set.execute(&mut **transaction).await?;
-            let of_list = |minor| Amount {
-                minor,
-                currency: in_currency,
-            };
-            applied.set.push(PriceSet {
-                option_id: new.option_id,
-                option: before.name,
-                was: before.amount.map(of_list),
-                price: new.amount,
-                valid_from: new.valid_from,
-            });
+            applied.set.push(price);
+        }
+        if !bad.is_empty() {
+            bad.sort_by_key(|(index, _)| *index);
+            return Err(NotPriced::BadPrices(bad));
         }
         if applied.set.is_empty() && !is_new {
             return Ok(TransactionEnd::Rollback(applied));
@@ -233,6 +255,18 @@ pub async fn prices(
         ))
     });
     Ok(Some(views))
+}
+
+/// The price list of a partner, if it has one.
+pub async fn list_of(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<String>> {
+    let list = sqlx::query_scalar!(
+        "SELECT price_list FROM partners WHERE partner_id = $1",
+        partner_id.uuid(),
+    );
+    Ok(list.fetch_optional(connection).await?.flatten())
 }
 
 /// Why a partner did not get a price list.
