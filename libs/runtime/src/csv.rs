@@ -3,7 +3,8 @@
 //! Lines end with a line feed, so that the tools of a shell read them as lines, and a field is
 //! quoted where it needs it (RFC 4180). A field that a spreadsheet would take for a formula gets a
 //! quote before it, because others have chosen what it holds: an external order id `=HYPERLINK(…)`
-//! would run on the machine of whoever opens the file.
+//! would run on the machine of whoever opens the file. A negative number is none, so that amounts
+//! stay numbers.
 
 /// A table as CSV, with the names of its columns in the first line.
 pub fn table<Row: AsRef<[String]>>(
@@ -12,6 +13,13 @@ pub fn table<Row: AsRef<[String]>>(
 ) -> String {
     let mut text = String::new();
     line(&mut text, names);
+    text.push_str(&lines(rows));
+    text
+}
+
+/// Further rows of a table.
+pub fn lines<Row: AsRef<[String]>>(rows: impl IntoIterator<Item = Row>) -> String {
+    let mut text = String::new();
     for row in rows {
         line(&mut text, row.as_ref());
     }
@@ -36,7 +44,8 @@ fn put(text: &mut String, field: &str) {
         begins.next(),
         Some('=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠')
     );
-    let is_formula = (is_sign && begins.next().is_some()) || field.starts_with(['\t', '\r', '\n']);
+    let is_formula = (is_sign && !is_number(field) && begins.next().is_some())
+        || field.starts_with(['\t', '\r', '\n']);
     // A semicolon or a tab divides fields where a spreadsheet expects it to.
     let is_quoted = field.contains([',', ';', '\t', '"', '\r', '\n']);
     if is_quoted {
@@ -53,6 +62,16 @@ fn put(text: &mut String, field: &str) {
     }
 }
 
+/// Whether a field is a negative decimal number, such as `-4.50`, and nothing else.
+fn is_number(field: &str) -> bool {
+    let Some(digits) = field.strip_prefix('-') else {
+        return false;
+    };
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, "0"));
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|one| one.is_ascii_digit());
+    is_digits(whole) && is_digits(part)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,7 +84,8 @@ mod tests {
             "1,2,3,4,5\n\"a \"\"b\"\", c\",plain,\"a;b\",\"two\nlines\",\n"
         );
         for formula in [
-            "=1+1", "+1", "-5", "@A1", "\t=1", "\r=1", " =1+1", "＝1", "\n=1",
+            "=1+1", "+1", "-5+1", "-A1", "-5.", "- 5", " -5", "-5.0.0", "@A1", "\t=1", "\r=1",
+            " =1+1", "＝1", "\n=1",
         ] {
             let row = [formula.to_owned(), "8981".to_owned()];
             let text = table(&["a", "b"], [row]);
@@ -73,6 +93,12 @@ mod tests {
             assert!(field.starts_with('\''), "{formula:?}: {text:?}");
         }
         assert_eq!(table(&["a"], [["-".to_owned()]]), "a\n-\n");
+        for number in ["-5", "-4.50", "-0.005"] {
+            assert_eq!(
+                table(&["a"], [[number.to_owned()]]),
+                format!("a\n{number}\n")
+            );
+        }
         let quoted = ["=HYPERLINK(\"http://x\",\"y\")".to_owned()];
         assert_eq!(
             table(&["a"], [quoted]),

@@ -3,9 +3,9 @@
 use clap::Subcommand;
 
 use crate::{
-    action, archive, catalogue, console::Console, delivery, doctor, endpoint, esim_change, find,
-    master_key, migrate, operator, option, order, partner, placement, provider, recover, resend,
-    retention, secret_set, status,
+    account, action, archive, catalogue, console::Console, delivery, doctor, endpoint, esim_change,
+    find, master_key, migrate, operator, option, order, partner, placement, price, provider,
+    recover, resend, retention, secret_set, status,
 };
 
 #[derive(Subcommand, Clone, Debug)]
@@ -58,6 +58,12 @@ pub enum EsimctlCommand {
     /// List the options that partners may order, apply a file of them, and take one out of sale
     #[command(subcommand)]
     Option(option::OptionCommand),
+    /// List, set and assign price lists, which say what options cost partners
+    #[command(subcommand)]
+    Price(price::PriceCommand),
+    /// Show partners' balances, set limits, book payments, export and check entries
+    #[command(subcommand)]
+    Account(account::AccountCommand),
     /// Import products and prices of a provider as options
     #[command(subcommand)]
     Catalogue(catalogue::CatalogueCommand),
@@ -95,6 +101,8 @@ pub async fn dispatch(command: &EsimctlCommand, console: &Console) -> anyhow::Re
     match command {
         EsimctlCommand::Partner(command) => partner::run(command, console).await,
         EsimctlCommand::Option(command) => option::run(command, console).await,
+        EsimctlCommand::Price(command) => price::run(command, console).await,
+        EsimctlCommand::Account(command) => account::run(command, console).await,
         EsimctlCommand::Catalogue(command) => catalogue::run(command, console).await,
         EsimctlCommand::Delivery(command) => delivery::run(command, console).await,
         EsimctlCommand::Endpoint(command) => endpoint::run(command, console).await,

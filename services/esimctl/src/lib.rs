@@ -1,5 +1,5 @@
-//! `esimctl`, the operator's command line: partners, options, orders, deliveries, endpoints,
-//! providers, retention, archives, keys and the schema of the database.
+//! `esimctl`, the operator's command line: partners, options, prices, accounts, orders, deliveries,
+//! endpoints, providers, retention, archives, keys and the schema of the database.
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
@@ -23,6 +23,7 @@ mod commands;
 mod deliveries;
 mod doctor;
 mod frame;
+mod money;
 mod orders;
 mod partners;
 mod providers;
@@ -47,6 +48,7 @@ use crate::{
         confirm, console, csv, exit, listing, lookup, manifest, output, plan, progress, range,
         secret_file,
     },
+    money::{account, price, price_file, price_markup, price_set},
     orders::{erase, esim_change, find, order, order_list, placement},
     partners::{
         key, leaked, partner, partner_apply, partner_change, partner_file, partner_plan, refused,
@@ -71,7 +73,8 @@ const EXAMPLES: &str = "Examples:
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
 --ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database,
-`attention` something that needs somebody, or `--dry-run` of `partner apply` or `option apply` a change. `doctor` has others: see its help.";
+`attention` something that needs somebody, `account check` an account that does not agree, or `--dry-run` of `partner apply`,
+`option apply`, `price apply` or `price markup` a change. `doctor` has others: see its help.";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -166,7 +169,7 @@ mod tests {
             shown.map(|one| leaves(one).max(1)).sum()
         }
         let leaves = leaves(&Config::command());
-        assert!(leaves <= 60, "{leaves} commands");
+        assert!(leaves <= 70, "{leaves} commands");
     }
 
     #[test]

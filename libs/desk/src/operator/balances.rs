@@ -393,11 +393,13 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
         let disagreement = row.partner.zip(row.currency).zip(row.what);
         checked
             .disagreements
-            .extend(disagreement.map(|((partner, currency), what)| Disagreement {
-                partner,
-                currency,
-                what,
-            }));
+            .extend(
+                disagreement.map(|((partner, currency), what)| Disagreement {
+                    partner,
+                    currency,
+                    what,
+                }),
+            );
     }
     Ok(checked)
 }

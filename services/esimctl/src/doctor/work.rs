@@ -2,20 +2,25 @@
 //! status`, `attention` and the console show.
 
 use desk::operator::{
+    balances,
     health::{self, HealthReport},
     words::counted,
 };
 use pg::PgConnection;
 use store::proofs;
 
-use crate::doctor::{
-    command::DoctorArgs,
-    line::{self, Area, Line, Lines},
+use crate::{
+    account,
+    doctor::{
+        command::DoctorArgs,
+        line::{self, Area, Line, Lines},
+    },
 };
 
 pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Vec<Line>) {
     if command.wants(Area::Work) {
         proved(connection, &mut Lines::of(Area::Work, lines)).await;
+        accounted(connection, &mut Lines::of(Area::Work, lines)).await;
     }
     let report = health::examine(connection).await;
     for area in [Area::Stages, Area::Work] {
@@ -86,6 +91,30 @@ async fn proved(connection: &mut PgConnection, lines: &mut Lines<'_>) {
             lines.fine("proofs", format!("{account} was proved on {at}"));
         }
     }
+}
+
+/// Whether the accounts of partners agree with their entries and with what was ordered.
+async fn accounted(connection: &mut PgConnection, lines: &mut Lines<'_>) {
+    let see = "docs/reference.md#prices-and-accounts";
+    let checked = match balances::check(connection).await {
+        Ok(checked) => checked,
+        Err(error) => {
+            let found = format!("cannot be compared: {error}");
+            return lines.fault("accounts", found, "run `esimctl account check`", see);
+        }
+    };
+    let Some(first) = checked.disagreements.first() else {
+        return lines.fine("accounts", account::checked_text(&checked));
+    };
+    let found = format!(
+        "{}, first of all {} in {}: {}",
+        counted(checked.disagreements.len(), "disagreement", "disagreements"),
+        first.partner,
+        first.currency,
+        first.what
+    );
+    let remedy = "list all with `esimctl account check`, and find out what changed the rows";
+    lines.fault("accounts", found, remedy, see);
 }
 
 fn stages(report: &HealthReport, lines: &mut Lines<'_>) {

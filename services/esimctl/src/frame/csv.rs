@@ -1,7 +1,7 @@
 //! Reads CSV (RFC 4180) record by record, for lists that operators export from a provider.
 //! [`runtime::csv`] writes it.
 //!
-//! Fields are separated by commas. A field in double quotes may contain commas, line breaks and
+//! Fields are separated by commas, or by what [`Records::separated_by`] says. A field in double quotes may contain commas, line breaks and
 //! doubled quotes. Only one record is in memory at a time, and its length is bounded, so a file of
 //! any size can be read. Each error names the line at which the faulty record begins.
 
@@ -21,13 +21,23 @@ pub struct Record {
 
 pub struct Records<R> {
     source: R,
+    separator: char,
     /// The number of lines that were read.
     lines: i64,
 }
 
 impl<R: BufRead> Records<R> {
     pub fn new(source: R) -> Self {
-        Self { source, lines: 0 }
+        Self::separated_by(source, ',')
+    }
+
+    /// Spreadsheets separate fields by semicolons where numbers are written with a decimal comma.
+    pub fn separated_by(source: R, separator: char) -> Self {
+        Self {
+            source,
+            separator,
+            lines: 0,
+        }
     }
 
     /// The next record that is not an empty line, or `None` at the end of the file.
@@ -40,7 +50,7 @@ impl<R: BufRead> Records<R> {
             if text.trim().is_empty() {
                 continue;
             }
-            let fields = split(&text).with_context(|| format!("line {line}"))?;
+            let fields = split(&text, self.separator).with_context(|| format!("line {line}"))?;
             return Ok(Some(Record { line, fields }));
         }
     }
@@ -91,14 +101,14 @@ impl<R: BufRead> Records<R> {
 }
 
 /// Splits a record into its fields.
-fn split(text: &str) -> anyhow::Result<Vec<String>> {
+fn split(text: &str, separator: char) -> anyhow::Result<Vec<String>> {
     let mut fields = Vec::new();
     let mut rest = text;
     loop {
         let (field, after) = if let Some(quoted) = rest.strip_prefix('"') {
             unquote(quoted)?
         } else {
-            let end = rest.find(',').unwrap_or(rest.len());
+            let end = rest.find(separator).unwrap_or(rest.len());
             let field = &rest[..end];
             ensure!(
                 !field.contains('"'),
@@ -108,7 +118,7 @@ fn split(text: &str) -> anyhow::Result<Vec<String>> {
             (field.to_owned(), &rest[end..])
         };
         fields.push(field);
-        match after.strip_prefix(',') {
+        match after.strip_prefix(separator) {
             Some(next) => rest = next,
             None if after.is_empty() => return Ok(fields),
             None => bail!(
@@ -160,6 +170,9 @@ mod tests {
             .collect();
         let expected = [(1, "id|note"), (2, "1|a, \"b\"\nc"), (5, "2|"), (6, "3|")];
         assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
+        let mut records = Records::separated_by("a;\"b;c\";1,5".as_bytes(), ';');
+        let fields = records.next().unwrap().unwrap().fields;
+        assert_eq!(fields, ["a", "b;c", "1,5"]);
     }
 
     #[test]

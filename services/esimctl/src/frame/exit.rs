@@ -10,8 +10,8 @@ pub const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 pub const USAGE: u8 = 2;
 /// Exit status if something was found that needs somebody: a difference from a provider's list of
-/// purchases, what `attention` shows, or what a dry run of `partner apply` or `option apply` would
-/// change.
+/// purchases, what `attention` shows, an account that does not agree with its entries, or what a dry
+/// run of `partner apply`, `option apply`, `price apply` or `price markup` would change.
 pub const FOUND: u8 = 3;
 
 /// A comparison with a list of a provider found something. It is an error, so that a script sees it
@@ -28,17 +28,26 @@ pub struct Discrepancies {
     pub missing: i64,
 }
 
-/// A dry run has found that the file differs from the database. It is an error, so that a pipeline
-/// sees it by the exit status.
+/// A dry run has found that what was asked for differs from the database. It is an error, so that a
+/// pipeline sees it by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the file differs from the database ({created} to create, {changed} to change); run the command without --dry-run to \
+    "what was asked for differs from the database ({created} to create, {changed} to change); run the command without --dry-run to \
      apply it"
 )]
 pub struct WouldChange {
     pub created: usize,
     pub changed: usize,
 }
+
+/// Accounts do not agree with their entries or their units. It is an error, so that a script sees it
+/// by the exit status.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the accounts and what they rest on disagree in {0}, listed above: find out what changed the rows, because no command \
+     of ours does, and correct a balance with `esimctl account adjust`"
+)]
+pub struct AccountsDisagree(pub String);
 
 /// The exit status of a result. An error is printed.
 pub fn status(result: anyhow::Result<()>) -> u8 {
@@ -54,7 +63,10 @@ pub fn status(result: anyhow::Result<()>) -> u8 {
         error.is::<NoDatabase>() || error.is::<BadDatabase>() || error.is::<MasterKeyError>();
     if wrong_settings {
         USAGE
-    } else if error.is::<Discrepancies>() || error.is::<WouldChange>() {
+    } else if error.is::<Discrepancies>()
+        || error.is::<WouldChange>()
+        || error.is::<AccountsDisagree>()
+    {
         FOUND
     } else {
         FAILED

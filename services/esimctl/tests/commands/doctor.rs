@@ -218,6 +218,17 @@ async fn of_proofs(system: &mut System) {
 async fn of_work(system: &mut System) {
     system
         .by_sql(
+            "INSERT INTO accounts (partner_id, currency, posted) SELECT partner_id, 'EUR', 1 FROM partners",
+            "DELETE FROM accounts",
+            (
+                "fault",
+                "accounts",
+                "1 disagreement, first of all Acme in EUR: the balance is 1, and the entries add up to 0",
+            ),
+        )
+        .await;
+    system
+        .by_sql(
             "DELETE FROM pulses WHERE stage = 'notifier'",
             "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
              VALUES (gen_random_uuid(), 'notifier', 1, 1, false, now() + interval '1 hour')",

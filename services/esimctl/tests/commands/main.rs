@@ -9,6 +9,7 @@ mod deliveries;
 mod doctor;
 mod erasure;
 mod ledger;
+mod money;
 mod operators;
 mod options;
 mod orders;
