@@ -27,6 +27,17 @@ struct Row {
 impl Bench {
     /// Orders an extension of a delivered unit by an option of its provider.
     async fn extend(&self, provider: &str, unit: &Unit, option: &str) -> ExtensionId {
+        self.store_extension(provider, unit, option, None).await
+    }
+
+    /// Stores an extension; with a baseline its first attempt has just been recorded with that.
+    async fn store_extension(
+        &self,
+        provider: &str,
+        unit: &Unit,
+        option: &str,
+        baseline: Option<serde_json::Value>,
+    ) -> ExtensionId {
         let id = ExtensionId::new();
         let price = if matches!(provider, "sandbox" | "usimsa") {
             ""
@@ -35,8 +46,10 @@ impl Bench {
         };
         sqlx::query(
             "WITH ordered AS (
-                 INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id)
-                 VALUES ($1, $2, $3, $4, $1::text, gen_random_uuid(), $5)
+                 INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id,
+                                         state, attempt, attempted_at, baseline)
+                 SELECT $1, $2, $3, $4, $1::text, gen_random_uuid(), $5, CASE WHEN $6 IS NULL THEN 'asked' ELSE 'sending' END,
+                        CASE WHEN $6 IS NULL THEN 0 ELSE 1 END, CASE WHEN $6 IS NOT NULL THEN now() END, $6::jsonb
              )
              INSERT INTO work (id, kind, provider, lane, partner_id, at)
              VALUES (derived_id('extend', $3), 'extend', $4, $3, $2, now())",
@@ -46,6 +59,7 @@ impl Bench {
         .bind(unit.topup.as_str())
         .bind(provider)
         .bind(format!("{}{price}", provider_option(option)))
+        .bind(baseline.map(|baseline| baseline.to_string()))
         .execute(&self.pool)
         .await
         .unwrap();
@@ -142,30 +156,14 @@ async fn a_refused_extension_adds_nothing_and_leaves_no_work() {
 /// A process has recorded the attempt, and then it died before the call.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_repeated_only_where_absence_is_certain() {
-    let mut bench = bench(|config| config.park_after = Duration::from_secs(6)).await;
-    let mut units = Vec::new();
+    let bench = bench(|config| config.park_after = Duration::from_secs(6)).await;
     for provider in PROVIDERS {
-        units.push((provider, bench.delivered(provider, "ready").await));
-    }
-    // What was true before the attempt is what is true now.
-    bench.stop().await;
-    let mut asked = Vec::new();
-    for (provider, unit) in units {
-        let id = bench.extend(provider, &unit, "extension").await;
+        let unit = bench.delivered(provider, "ready").await;
+        // What was true before the attempt is what is true now.
         let baseline = json!({ "data_total": 5_u64 << 30, "adds_data": 5_u64 << 30 });
-        sqlx::query(
-            "UPDATE extensions SET state = 'sending', attempt = 1, attempted_at = now(), baseline = $2::text::jsonb
-             WHERE extension_id = $1",
-        )
-        .bind(id.uuid())
-        .bind(baseline.to_string())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
-        asked.push((provider, id));
-    }
-    bench.run().await;
-    for (provider, id) in asked {
+        let id = bench
+            .store_extension(provider, &unit, "extension", Some(baseline))
+            .await;
         let row = bench.extended(id).await;
         let is_exact = matches!(provider, "sandbox" | "zendit");
         let expected = if is_exact {
