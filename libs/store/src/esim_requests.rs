@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use accounts::profile::SealedProfile;
 pub use domain::Reading;
 use domain::{
     EsimChangeState, Iccid, OrderId, PartnerId, TopupId,
@@ -91,9 +92,9 @@ impl EsimChangeReason {
     }
 }
 
-/// A request that needs work now.
+/// The delivered eSIM that a claimed row of `work` is about.
 #[derive(Clone, Debug)]
-pub struct ClaimedRequest {
+pub struct ClaimedEsim {
     /// The row of `work`.
     pub id: Uuid,
     pub topup_id: TopupId,
@@ -102,6 +103,12 @@ pub struct ClaimedRequest {
     /// The provider's id of the unit.
     pub unit_id: String,
     pub iccid: Iccid,
+}
+
+/// A request that needs work now.
+#[derive(Clone, Debug)]
+pub struct ClaimedRequest {
+    pub esim: ClaimedEsim,
     /// The provider's own id of the purchase.
     pub reference: Option<String>,
     /// Whether a partner, a report of the provider or a poll waits for the data use, which a call
@@ -110,12 +117,12 @@ pub struct ClaimedRequest {
     /// Whether a partner waits for what can be added to the eSIM.
     pub offers_asked: bool,
     /// The give-back that the row is about; `None` if it is about the use.
-    pub give_back: Option<OpenGiveBack>,
+    pub give_back: Option<OpenChange>,
 }
 
-/// A give-back that is not over.
+/// A change to a delivered eSIM that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenGiveBack {
+pub struct OpenChange {
     pub now: EsimChange,
     /// The time since the partner asked for it.
     pub asked_age: Duration,
@@ -243,7 +250,7 @@ fn read(row: Row) -> Result<ClaimedRequest> {
         .transpose()?;
     let open = state
         .filter(|state| !state.is_over())
-        .map(|state| OpenGiveBack {
+        .map(|state| OpenChange {
             now: EsimChange {
                 state,
                 attempt: unsigned(row.attempt),
@@ -253,13 +260,15 @@ fn read(row: Row) -> Result<ClaimedRequest> {
             attempt_age: age(row.attempt_age),
         });
     Ok(ClaimedRequest {
-        id: row.id,
-        topup_id: row.topup_id.try_into()?,
-        order_id: row.order_id.ok_or_else(missing)?.into(),
-        partner_id: row.partner_id.into(),
-        unit_id: row.provider_unit_id.ok_or_else(missing)?,
-        iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
-            .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        esim: ClaimedEsim {
+            id: row.id,
+            topup_id: row.topup_id.try_into()?,
+            order_id: row.order_id.ok_or_else(missing)?.into(),
+            partner_id: row.partner_id.into(),
+            unit_id: row.provider_unit_id.ok_or_else(missing)?,
+            iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
+                .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        },
         reference: row.reference,
         usage_asked: row.usage_asked,
         offers_asked: row.offers_asked,
@@ -487,14 +496,18 @@ pub async fn begin(
     Ok(moved.then_some(begun.attempt))
 }
 
-/// What a settlement of a give-back says beside its event.
-#[derive(Clone, Debug)]
-pub struct GiveBackSettlement {
+/// What is recorded of a change to a delivered eSIM.
+#[derive(Clone, Debug, Default)]
+pub struct EsimChangeSettlement {
     /// `None` if nothing is known, so that only the time of the next look changes.
     pub event: Option<EsimChangeEvent>,
     /// Why it is refused or parked, and what the provider said: one short line.
     pub reason: Option<(EsimChangeReason, Option<String>)>,
-    /// When the give-back is looked at next if it is not over.
+    /// The provider's own id of an extension.
+    pub reference: Option<String>,
+    /// The profile of another eSIM, which the provider has sold instead of an extension.
+    pub profile: Option<(Iccid, SealedProfile)>,
+    /// When the change is looked at next if it is not over.
     pub again_in: Duration,
 }
 
@@ -503,7 +516,7 @@ pub struct GiveBackSettlement {
 pub async fn settle(
     connection: &mut PgConnection,
     topup_id: &TopupId,
-    settlement: &GiveBackSettlement,
+    settlement: &EsimChangeSettlement,
 ) -> Result<(Option<EsimChangeState>, bool)> {
     transaction!(connection, "esim_requests::settle", |transaction| {
         let query = sqlx::query!(

@@ -13,9 +13,8 @@
 
 use std::time::Duration;
 
-use accounts::profile::SealedProfile;
 use domain::{
-    EsimChangeState, ExtensionId, Iccid, OrderId, PartnerId, TopupId,
+    EsimChangeState, ExtensionId, Iccid,
     esim_change::{EsimChange, EsimChangeEvent},
     extension::Baseline,
 };
@@ -23,7 +22,9 @@ use pg::{Error, Result, Transaction, TransactionEnd, age, seconds, transaction, 
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::esim_requests::{EsimChangeReason, RequestClaim};
+use crate::esim_requests::{
+    ClaimedEsim, EsimChangeReason, EsimChangeSettlement, OpenChange, RequestClaim,
+};
 
 /// The catalogue counts data in MB, of which 1024 are a GB.
 const MEGABYTE: u64 = 1024 * 1024;
@@ -48,30 +49,19 @@ pub fn state_named(name: &str) -> Result<EsimChangeState> {
 /// An extension that needs work now.
 #[derive(Clone, Debug)]
 pub struct ClaimedExtension {
-    /// The row of `work`.
-    pub id: Uuid,
     pub extension_id: ExtensionId,
-    pub topup_id: TopupId,
-    pub order_id: OrderId,
-    pub partner_id: PartnerId,
-    /// The provider's id of the unit.
-    pub unit_id: String,
-    pub iccid: Iccid,
+    pub esim: ClaimedEsim,
     /// The package that is added.
     pub provider_option_id: String,
     /// How much data it has by our catalogue, in bytes, and how many days.
     pub adds_data: Option<u64>,
     pub adds_days: Option<u32>,
-    pub now: EsimChange,
+    pub open: OpenChange,
     /// What was true before the last attempt.
     pub baseline: Baseline,
     /// Another extension of the eSIM was added within the last hours, so a provider that counts
     /// late may show that one only now.
     pub follows_another: bool,
-    /// The time since the partner asked for it.
-    pub asked_age: Duration,
-    /// The time since its last attempt was recorded.
-    pub attempt_age: Duration,
 }
 
 /// Claims those of the rows of `work` that are due, and leases them, as
@@ -174,29 +164,33 @@ fn read(row: Row) -> Result<ClaimedExtension> {
         None => Baseline::default(),
     };
     Ok(ClaimedExtension {
-        id: row.id,
         extension_id: row.extension_id.into(),
-        topup_id: row.topup_id.try_into()?,
-        order_id: row.order_id.ok_or_else(missing)?.into(),
-        partner_id: row.partner_id.into(),
-        unit_id: row.provider_unit_id.ok_or_else(missing)?,
-        iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
-            .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        esim: ClaimedEsim {
+            id: row.id,
+            topup_id: row.topup_id.try_into()?,
+            order_id: row.order_id.ok_or_else(missing)?.into(),
+            partner_id: row.partner_id.into(),
+            unit_id: row.provider_unit_id.ok_or_else(missing)?,
+            iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
+                .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        },
         provider_option_id: row.provider_option_id,
         adds_data: row
             .data_mb
             .and_then(|megabytes| u64::try_from(megabytes).ok())
             .map(|megabytes| megabytes * MEGABYTE),
         adds_days: row.days.and_then(|days| u32::try_from(days).ok()),
-        now: EsimChange {
-            state: state_named(&row.state_name)?,
-            attempt: unsigned(row.attempt),
-            not_done: row.not_added,
+        open: OpenChange {
+            now: EsimChange {
+                state: state_named(&row.state_name)?,
+                attempt: unsigned(row.attempt),
+                not_done: row.not_added,
+            },
+            asked_age: age(row.asked_age),
+            attempt_age: age(row.attempt_age),
         },
         baseline,
         follows_another: row.follows_another,
-        asked_age: age(row.asked_age),
-        attempt_age: age(row.attempt_age),
     })
 }
 
@@ -258,21 +252,6 @@ pub async fn begin(
     Ok(moved.then_some(begun.attempt))
 }
 
-/// What a settlement of an extension says beside its event.
-#[derive(Clone, Debug, Default)]
-pub struct ExtensionSettlement {
-    /// `None` if nothing is known, so that only the time of the next look changes.
-    pub event: Option<EsimChangeEvent>,
-    /// Why it is refused or parked, and what the provider said: one short line.
-    pub reason: Option<(EsimChangeReason, Option<String>)>,
-    /// The provider's own id of it.
-    pub reference: Option<String>,
-    /// The profile of another eSIM, which the provider has sold instead.
-    pub profile: Option<(Iccid, SealedProfile)>,
-    /// When the extension is looked at next if it is not over.
-    pub again_in: Duration,
-}
-
 /// Moves an extension by an event, and sets the time of its next look. Returns its state now, and
 /// whether the event has changed it. With a new profile the topup gets that, and its webhooks are
 /// due again; one whose code another topup has parks the extension instead, because one of the two
@@ -280,7 +259,7 @@ pub struct ExtensionSettlement {
 pub async fn settle(
     connection: &mut PgConnection,
     id: ExtensionId,
-    settlement: &ExtensionSettlement,
+    settlement: &EsimChangeSettlement,
 ) -> Result<(Option<EsimChangeState>, bool)> {
     transaction!(connection, "extensions::settle", |transaction| {
         // The order is locked first, as by a question of its partner, so that no erasure and no

@@ -19,45 +19,40 @@
 //! may be the probe of a half-open breaker if no placement is due, because the requests would wait
 //! for ever otherwise.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use domain::{
-    EsimChangeState,
-    esim_change::{EsimChange, EsimChangeEvent},
-};
-use pipeline::{
-    Effect, perform,
-    worker::{Handler, Permit, Ticket, TicketClass, Trigger},
-};
+use domain::{EsimChangeState, esim_change::EsimChangeEvent};
+use pipeline::worker::{Handler, Permit, Ticket, TicketClass, Trigger};
 use runtime::clock::Moment;
 use serde_json::json;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, EsimChangeReason, GiveBackSettlement, OpenGiveBack, RequestClaim,
-        UsageFailure,
+        self, ClaimedEsim, ClaimedRequest, EsimChangeReason, RequestClaim, UsageFailure,
     },
-    extensions::ClaimedExtension,
+    extensions::{self, ClaimedExtension},
     work::{LookResult, WorkLook},
 };
 use uuid::Uuid;
 
 use crate::{
-    providers::{
-        Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, ProviderId, Trouble,
-    },
+    esim_change::{AGAIN_LEAST, BAD_UNIT_ID, ChangeRow, ClaimedChange, at_provider, pause},
+    providers::{Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, Trouble},
     purchases::ProviderContext,
 };
-
-/// The shortest and the longest pause before an eSIM is looked at again.
-pub(crate) const AGAIN_LEAST: Duration = Duration::from_secs(1);
-pub(crate) const AGAIN_MOST: Duration = Duration::from_mins(5);
-/// Why a request is set aside whose eSIM no call can name.
-pub(crate) const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
 /// A row of `work` about a delivered eSIM that is claimed.
 pub enum ClaimedEsimWork {
     Request(ClaimedRequest),
     Extension(ClaimedExtension),
+}
+
+impl ClaimedEsimWork {
+    fn esim(&self) -> &ClaimedEsim {
+        match self {
+            Self::Request(one) => &one.esim,
+            Self::Extension(one) => &one.esim,
+        }
+    }
 }
 
 /// What the worker of a provider does that answers requests about delivered eSIMs. It has permits
@@ -138,57 +133,44 @@ impl ProviderContext {
         rows: &[Uuid],
         claim: RequestClaim,
     ) -> Result<Vec<(Uuid, ClaimedEsimWork)>, pg::Error> {
-        let requests = self.claim_requests(rows, claim).await?;
-        let mut claimed: Vec<(Uuid, ClaimedEsimWork)> = requests
-            .into_iter()
-            .map(|one| (one.id, ClaimedEsimWork::Request(one)))
-            .collect();
+        let (name, lease) = (&self.calls.name, self.lease);
+        let requests = self.database.run(async |connection| {
+            esim_requests::claim(connection, name, rows, lease, claim).await
+        });
+        let requests = requests.await?.into_iter().map(ClaimedEsimWork::Request);
+        let mut claimed: Vec<ClaimedEsimWork> = requests.collect();
         // A row that is left is about an extension, or somebody else has claimed it.
         if claimed.len() < rows.len() {
-            let extensions = self.claim_extensions(rows, claim).await?;
-            let extensions = extensions
-                .into_iter()
-                .map(|one| (one.id, ClaimedEsimWork::Extension(one)));
-            claimed.extend(extensions);
+            let extensions = self.database.run(async |connection| {
+                extensions::claim(connection, name, rows, lease, claim).await
+            });
+            let extensions = extensions.await?.into_iter();
+            claimed.extend(extensions.map(ClaimedEsimWork::Extension));
         }
-        Ok(claimed)
+        Ok(claimed
+            .into_iter()
+            .map(|one| (one.esim().id, one))
+            .collect())
     }
 
     async fn serve_esim_work(&self, claimed: &ClaimedEsimWork, claim_began: Moment) {
-        match claimed {
-            ClaimedEsimWork::Request(one) => self.serve(one, claim_began).await,
+        let serving = match claimed {
+            ClaimedEsimWork::Request(one) => self.serve_request(one, claim_began).await,
             ClaimedEsimWork::Extension(one) => self.serve_extension(one, claim_began).await,
-        }
-    }
-
-    /// Claims due requests. While the breaker is not closed, only a probe gets one.
-    async fn claim_requests(
-        &self,
-        rows: &[Uuid],
-        claim: RequestClaim,
-    ) -> Result<Vec<ClaimedRequest>, pg::Error> {
-        let name = &self.calls.name;
-        let lease = self.lease;
-        self.database
-            .run(async |connection| {
-                esim_requests::claim(connection, name, rows, lease, claim).await
-            })
-            .await
-    }
-
-    async fn serve(&self, claimed: &ClaimedRequest, claim_began: Moment) {
-        if let Err(error) = self.try_serve(claimed, claim_began).await {
+        };
+        if let Err(error) = serving {
+            let esim = claimed.esim();
             tracing::warn!(
-                topup.id = %claimed.topup_id,
-                order.id = %claimed.order_id,
+                topup.id = %esim.topup_id,
+                order.id = %esim.order_id,
                 %error,
-                "cannot record the data use or the give-back of a delivered eSIM; the eSIM is looked \
+                "cannot record what became of a request about a delivered eSIM; the eSIM is looked \
                  at again when the lease of the request ends"
             );
         }
     }
 
-    async fn try_serve(
+    async fn serve_request(
         &self,
         claimed: &ClaimedRequest,
         claim_began: Moment,
@@ -200,28 +182,29 @@ impl ProviderContext {
                 return Ok(());
             }
         }
+        let change = claimed.give_back.map(|open| ClaimedChange {
+            row: ChangeRow::GiveBack,
+            esim: &claimed.esim,
+            open,
+        });
         if !capabilities.usage {
             if claimed.usage_asked {
                 self.fail(claimed, UsageFailure::NotAvailable).await?;
             }
-            if claimed.give_back.is_some() {
-                self.refuse(claimed, EsimChangeReason::NotAvailable, None)
+            if let Some(change) = change {
+                self.refuse(change, EsimChangeReason::NotAvailable, None)
                     .await?;
             }
             return Ok(());
         }
-        let Ok(unit_id) = ProviderId::parse(claimed.unit_id.clone()) else {
+        let Some(esim) = at_provider(&claimed.esim) else {
             return self
                 .database
                 .run(async |connection| {
-                    let topup_id = claimed.topup_id.as_str();
+                    let topup_id = claimed.esim.topup_id.as_str();
                     esim_requests::set_aside(connection, topup_id, BAD_UNIT_ID).await
                 })
                 .await;
-        };
-        let esim = DeliveredEsim {
-            unit_id,
-            iccid: claimed.iccid.clone(),
         };
         let status = self.calls.status(&esim).await;
         match &status {
@@ -229,7 +212,7 @@ impl ProviderContext {
                 let reading = status.reading;
                 self.database
                     .run(async |connection| {
-                        let (topup, low_data) = (&claimed.topup_id, &self.low_data);
+                        let (topup, low_data) = (&claimed.esim.topup_id, &self.low_data);
                         esim_requests::record_reading(connection, topup, &reading, low_data).await
                     })
                     .await?;
@@ -238,7 +221,7 @@ impl ProviderContext {
             Err(Trouble::Waiting { .. }) => {}
             Err(trouble) => {
                 tracing::info!(
-                    topup.id = %claimed.topup_id,
+                    topup.id = %claimed.esim.topup_id,
                     provider.name = self.calls.name,
                     class = trouble.class(),
                     reason = trouble.reason(),
@@ -249,19 +232,16 @@ impl ProviderContext {
                 }
             }
         }
-        match claimed.give_back {
-            Some(_) if !capabilities.give_back => {
-                self.refuse(claimed, EsimChangeReason::NotAvailable, None)
+        match change {
+            Some(change) if !capabilities.give_back => {
+                self.refuse(change, EsimChangeReason::NotAvailable, None)
                     .await
             }
-            Some(open) if open.now.state == EsimChangeState::Sending => {
-                self.settle_attempt(claimed, open, status, &esim, claim_began)
+            Some(change) if change.open.now.state == EsimChangeState::Sending => {
+                self.settle_attempt(change, status, &esim, claim_began)
                     .await
             }
-            Some(open) => {
-                self.begin_attempt(claimed, open, status, &esim, claim_began)
-                    .await
-            }
+            Some(change) => self.begin_attempt(change, status, &esim, claim_began).await,
             None => Ok(()),
         }
     }
@@ -269,32 +249,26 @@ impl ProviderContext {
     /// Answers what can be added to an eSIM. A provider that extends none offers nothing.
     async fn answer_offers(&self, claimed: &ClaimedRequest) -> Result<(), pg::Error> {
         let is_extended = self.calls.provider.capabilities().extend.is_some();
-        let offers = match ProviderId::parse(claimed.unit_id.clone()) {
-            Ok(_) if !is_extended => Some("[]".to_owned()),
-            Ok(unit_id) => {
-                let esim = DeliveredEsim {
-                    unit_id,
-                    iccid: claimed.iccid.clone(),
-                };
-                match self.calls.offers(&esim).await {
-                    Ok(offers) => Some(offers_json(offers)),
-                    Err(trouble) => {
-                        tracing::info!(
-                            topup.id = %claimed.topup_id,
-                            provider.name = self.calls.name,
-                            class = trouble.class(),
-                            reason = trouble.reason(),
-                            "the provider does not say what can be added to a delivered eSIM"
-                        );
-                        None
-                    }
+        let offers = match at_provider(&claimed.esim) {
+            Some(_) if !is_extended => Some("[]".to_owned()),
+            Some(esim) => match self.calls.offers(&esim).await {
+                Ok(offers) => Some(offers_json(offers)),
+                Err(trouble) => {
+                    tracing::info!(
+                        topup.id = %claimed.esim.topup_id,
+                        provider.name = self.calls.name,
+                        class = trouble.class(),
+                        reason = trouble.reason(),
+                        "the provider does not say what can be added to a delivered eSIM"
+                    );
+                    None
                 }
-            }
-            Err(_) => None,
+            },
+            None => None,
         };
         self.database
             .run(async |connection| {
-                let topup = &claimed.topup_id;
+                let topup = &claimed.esim.topup_id;
                 esim_requests::record_offers(connection, topup, offers.as_deref()).await
             })
             .await
@@ -303,117 +277,54 @@ impl ProviderContext {
     /// Settles an attempt whose outcome is not known by what the eSIM shows.
     async fn settle_attempt(
         &self,
-        claimed: &ClaimedRequest,
-        open: OpenGiveBack,
+        change: ClaimedChange<'_>,
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
-        let attempt = open.now.attempt;
-        let after_settling_delay = open.attempt_age >= self.settling_delay;
         match status.map(|status| (status.custody, status.reading.installed)) {
-            Ok((Custody::Returned, _)) => self.returned(claimed).await,
+            Ok((Custody::Returned, _)) => self.returned(change).await,
             Ok((_, Some(true))) => {
-                let event = EsimChangeEvent::Refused(attempt);
-                self.end(claimed, event, EsimChangeReason::Installed, None)
+                let event = EsimChangeEvent::Refused(change.attempt());
+                self.end_change(change, event, EsimChangeReason::Installed, None)
                     .await
             }
             // The provider takes an eSIM back once, so a repeat does no harm, and it tells the
             // outcome of the first request: it is answered as taken back before. Nothing of the
             // first one is on its way any more, so a refusal holds.
-            Ok((Custody::Unshown, _)) if after_settling_delay => {
-                let repeated = Some(open.attempt_age);
-                self.send_attempt(claimed, attempt, repeated, esim, claim_began)
-                    .await
+            Ok((Custody::Unshown, _)) if self.has_settled(change.open) => {
+                self.send_attempt(change, true, esim, claim_began).await
             }
-            Ok((Custody::Unshown, _)) => {
-                let left = self.settling_delay.saturating_sub(open.attempt_age);
-                self.go_on(claimed, None, left.max(AGAIN_LEAST)).await
-            }
-            Ok(_) => {
-                let left = self.settling_delay.saturating_sub(open.attempt_age);
-                let event = EsimChangeEvent::NotDone {
-                    attempt,
-                    after_settling_delay,
-                };
-                self.go_on(claimed, Some(event), left.max(AGAIN_LEAST))
-                    .await
-            }
-            Err(trouble) => {
-                self.still_unknown(claimed, attempt, open.attempt_age, &trouble)
-                    .await
-            }
+            Ok((Custody::Unshown, _)) => self.until_settled(change, None).await,
+            Ok(_) => self.not_done(change).await,
+            Err(trouble) => self.still_unknown(change, trouble.reason()).await,
         }
     }
 
-    /// Looks again at an attempt of this age whose outcome is still unknown, or parks it.
-    async fn still_unknown(
-        &self,
-        claimed: &ClaimedRequest,
-        attempt: u32,
-        age: Duration,
-        trouble: &Trouble,
-    ) -> Result<(), pg::Error> {
-        if age < self.park_after {
-            return self.go_on(claimed, None, pause(age)).await;
-        }
-        let event = EsimChangeEvent::Park(attempt);
-        let said = Some(trouble.reason().to_owned());
-        self.end(claimed, event, EsimChangeReason::Unknown, said)
-            .await
-    }
-
-    /// Sends an attempt that is recorded, and records its outcome. One that is `repeated` was sent
-    /// before, so long ago, and its outcome stays unknown if this request has none.
+    /// Sends an attempt that is recorded, and records its outcome. One `is_repeated` that was sent
+    /// before, and its outcome stays unknown if this request has none.
     async fn send_attempt(
         &self,
-        claimed: &ClaimedRequest,
-        attempt: u32,
-        repeated: Option<Duration>,
+        change: ClaimedChange<'_>,
+        is_repeated: bool,
         esim: &DeliveredEsim,
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
         let send_by = claim_began + self.settling_delay / 2;
-        let response = self.calls.give_back(esim, send_by).await;
-        match (response, repeated) {
-            (Some(Ok(GiveBackResponse::Returned)), _) => self.returned(claimed).await,
-            (Some(Ok(GiveBackResponse::Refused(said))), _) => {
-                let event = EsimChangeEvent::Refused(attempt);
-                self.end(claimed, event, EsimChangeReason::Refused, Some(said))
+        match self.calls.give_back(esim, send_by).await {
+            Some(Ok(GiveBackResponse::Returned)) => self.returned(change).await,
+            Some(Ok(GiveBackResponse::Refused(said))) => {
+                let event = EsimChangeEvent::Refused(change.attempt());
+                self.end_change(change, event, EsimChangeReason::Refused, Some(said))
                     .await
             }
-            (Some(Err(trouble)), Some(age)) => {
-                self.still_unknown(claimed, attempt, age, &trouble).await
+            Some(Err(trouble)) if is_repeated => self.still_unknown(change, trouble.reason()).await,
+            None if is_repeated => {
+                let again_in = pause(change.open.attempt_age);
+                self.change_goes_on(change, None, again_in).await
             }
-            (None, Some(age)) => self.go_on(claimed, None, pause(age)).await,
-            (Some(Err(trouble)), None) if trouble.may_be_carried_out() => {
-                let reason = trouble.reason();
-                tracing::warn!(
-                    topup.id = %claimed.topup_id,
-                    provider.name = self.calls.name,
-                    attempt,
-                    reason,
-                    "the outcome of a give-back is unknown; the eSIM is looked at until it shows it"
-                );
-                self.go_on(claimed, None, AGAIN_LEAST).await
-            }
-            (Some(Err(trouble)), None) => {
-                let asked_age = claimed
-                    .give_back
-                    .map_or(Duration::ZERO, |open| open.asked_age);
-                let wait = trouble.asked_wait(AGAIN_MOST).max(pause(asked_age));
-                self.go_on(claimed, Some(EsimChangeEvent::NotSent(attempt)), wait)
-                    .await
-            }
-            // Only this process may send the attempt, and it will not.
-            (None, None) => {
-                self.go_on(
-                    claimed,
-                    Some(EsimChangeEvent::NotSent(attempt)),
-                    AGAIN_LEAST,
-                )
-                .await
-            }
+            Some(Err(trouble)) => self.unanswered(change, Some(trouble)).await,
+            None => self.unanswered(change, None).await,
         }
     }
 
@@ -421,64 +332,38 @@ impl ProviderContext {
     /// nothing.
     async fn begin_attempt(
         &self,
-        claimed: &ClaimedRequest,
-        open: OpenGiveBack,
+        change: ClaimedChange<'_>,
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
         claim_began: Moment,
     ) -> Result<(), pg::Error> {
-        let is_late = open.asked_age >= self.park_after;
+        let is_late = change.open.asked_age >= self.park_after;
         match status.map(|status| (status.custody, status.reading.installed)) {
-            Ok((Custody::Returned, _)) => return self.returned(claimed).await,
+            Ok((Custody::Returned, _)) => return self.returned(change).await,
             Ok((_, Some(true))) => {
-                return self
-                    .refuse(claimed, EsimChangeReason::Installed, None)
-                    .await;
+                return self.refuse(change, EsimChangeReason::Installed, None).await;
             }
             Ok((Custody::Kept(said), _)) => {
                 return self
-                    .refuse(claimed, EsimChangeReason::Refused, Some(said))
+                    .refuse(change, EsimChangeReason::Refused, Some(said))
                     .await;
             }
-            // No attempt is open here, so it is certain that the eSIM stays with the partner.
             Ok((Custody::Returnable | Custody::Unshown, _)) if is_late => {
-                return self
-                    .refuse(claimed, EsimChangeReason::Unreachable, None)
-                    .await;
+                return self.cannot_begin(change, None).await;
             }
-            Err(trouble) if is_late => {
-                let said = Some(trouble.reason().to_owned());
-                return self
-                    .refuse(claimed, EsimChangeReason::Unreachable, said)
-                    .await;
-            }
-            Err(_) => {
-                return self.go_on(claimed, None, pause(open.asked_age)).await;
-            }
+            Err(trouble) => return self.cannot_begin(change, Some(&trouble)).await,
             Ok((Custody::Returnable | Custody::Unshown, _)) => {}
         }
-        let Some(attempt) = self.record_attempt(claimed, open.now).await? else {
+        let Some(change) = self.record_attempt(change).await? else {
             return Ok(());
         };
-        self.send_attempt(claimed, attempt, None, esim, claim_began)
-            .await
-    }
-
-    async fn record_attempt(
-        &self,
-        claimed: &ClaimedRequest,
-        read: EsimChange,
-    ) -> Result<Option<u32>, pg::Error> {
-        let recording = self.database.run(async |connection| {
-            esim_requests::begin(connection, &claimed.topup_id, read).await
-        });
-        perform(Effect::CommitEsimAttempt, recording).await
+        self.send_attempt(change, false, esim, claim_began).await
     }
 
     async fn fail(&self, claimed: &ClaimedRequest, failure: UsageFailure) -> Result<(), pg::Error> {
         self.database
             .run(async |connection| {
-                esim_requests::record_failure(connection, &claimed.topup_id, failure).await
+                esim_requests::record_failure(connection, &claimed.esim.topup_id, failure).await
             })
             .await
     }
@@ -486,91 +371,17 @@ impl ProviderContext {
     /// Refuses a give-back of which no attempt is open.
     async fn refuse(
         &self,
-        claimed: &ClaimedRequest,
+        change: ClaimedChange<'_>,
         reason: EsimChangeReason,
         said: Option<String>,
     ) -> Result<(), pg::Error> {
-        self.end(claimed, EsimChangeEvent::Refuse, reason, said)
+        self.end_change(change, EsimChangeEvent::Refuse, reason, said)
             .await
     }
 
-    async fn returned(&self, claimed: &ClaimedRequest) -> Result<(), pg::Error> {
-        self.settle_give_back(claimed, Some(EsimChangeEvent::Done), None, AGAIN_LEAST)
+    async fn returned(&self, change: ClaimedChange<'_>) -> Result<(), pg::Error> {
+        self.change_goes_on(change, Some(EsimChangeEvent::Done), AGAIN_LEAST)
             .await
-    }
-
-    /// Ends a give-back without success.
-    async fn end(
-        &self,
-        claimed: &ClaimedRequest,
-        event: EsimChangeEvent,
-        reason: EsimChangeReason,
-        said: Option<String>,
-    ) -> Result<(), pg::Error> {
-        self.settle_give_back(claimed, Some(event), Some((reason, said)), AGAIN_LEAST)
-            .await
-    }
-
-    /// Records an event after which the give-back is not over, or only the time of the next look.
-    async fn go_on(
-        &self,
-        claimed: &ClaimedRequest,
-        event: Option<EsimChangeEvent>,
-        again_in: Duration,
-    ) -> Result<(), pg::Error> {
-        self.settle_give_back(claimed, event, None, again_in).await
-    }
-
-    async fn settle_give_back(
-        &self,
-        claimed: &ClaimedRequest,
-        event: Option<EsimChangeEvent>,
-        reason: Option<(EsimChangeReason, Option<String>)>,
-        again_in: Duration,
-    ) -> Result<(), pg::Error> {
-        let settlement = GiveBackSettlement {
-            event,
-            reason,
-            again_in,
-        };
-        let settling = self.database.run(async |connection| {
-            esim_requests::settle(connection, &claimed.topup_id, &settlement).await
-        });
-        let (state, moved) = perform(Effect::CommitEsimOutcome, settling).await?;
-        let Some(state) = state.filter(|state| moved && state.is_over()) else {
-            return Ok(());
-        };
-        self.calls
-            .metrics
-            .give_back(&self.calls.name, state.as_str());
-        let topup = &claimed.topup_id;
-        let order = claimed.order_id;
-        let partner = claimed.partner_id;
-        let provider = &self.calls.name;
-        let said = settlement.reason.and_then(|(_, said)| said);
-        if state == EsimChangeState::Parked {
-            tracing::error!(
-                topup.id = %topup,
-                order.id = %order,
-                partner.id = %partner,
-                provider.name = provider,
-                provider.unit.id = claimed.unit_id,
-                said,
-                "a give-back is parked, because the provider does not say whether it has the eSIM \
-                 back; find out there, and settle it with `esimctl give-back resolve`"
-            );
-        } else {
-            tracing::info!(
-                topup.id = %topup,
-                order.id = %order,
-                partner.id = %partner,
-                provider.name = provider,
-                state = state.as_str(),
-                said,
-                "a give-back has ended"
-            );
-        }
-        Ok(())
     }
 }
 
@@ -588,9 +399,4 @@ fn offers_json(offers: Option<Vec<ExtensionOffer>>) -> String {
         offers.iter().map(of).collect()
     });
     json!(listed).to_string()
-}
-
-/// The pause before the next look at something that began this long ago.
-pub(crate) fn pause(age: Duration) -> Duration {
-    (age / 4).clamp(AGAIN_LEAST, AGAIN_MOST)
 }

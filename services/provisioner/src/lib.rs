@@ -39,6 +39,7 @@ pub mod breaker;
 pub mod callbacks;
 pub mod calls;
 mod config;
+mod esim_change;
 mod extensions;
 pub mod heartbeat;
 pub mod limiter;

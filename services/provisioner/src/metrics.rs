@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use domain::esim_change::EsimChangeKind;
 use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge},
@@ -261,14 +262,13 @@ impl Metrics {
         self.rerouted.add(1, &[provider(from), to]);
     }
 
-    pub fn give_back(&self, name: &str, outcome: &'static str) {
-        self.give_backs
-            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
-    }
-
-    pub fn extension(&self, name: &str, outcome: &'static str) {
-        self.extensions
-            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    /// Counts a change to a delivered eSIM that has ended.
+    pub fn esim_change(&self, kind: EsimChangeKind, name: &str, outcome: &'static str) {
+        let ended = match kind {
+            EsimChangeKind::GiveBack => &self.give_backs,
+            EsimChangeKind::Extension => &self.extensions,
+        };
+        ended.add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
     /// Counts units whose profiles were stored, and records the time since their order was

@@ -17,7 +17,7 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, EsimChangeReason, GiveBackSettlement, Reading, RequestClaim,
+        self, ClaimedRequest, EsimChangeReason, EsimChangeSettlement, Reading, RequestClaim,
         UsageFailure,
     },
     providers::{self, StoredReport},
@@ -199,10 +199,10 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     let kinds = "SELECT string_agg(kind, ' ') FROM work WHERE lane = $1";
     let kinds: Option<String> = bench.value(kinds, &topup).await;
     assert_eq!(kinds.as_deref(), Some("give_back"));
-    let refused = GiveBackSettlement {
+    let refused = EsimChangeSettlement {
         event: Some(EsimChangeEvent::Refuse),
-        reason: None,
         again_in: MINUTE,
+        ..EsimChangeSettlement::default()
     };
     let settled = esim_requests::settle(&mut connection, &topup, &refused).await;
     assert_eq!(settled.unwrap(), (Some(EsimChangeState::Refused), true));
@@ -260,10 +260,11 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         execute(&mut connection, "SELECT 1").await;
                     }
                     _ => {
-                        let settlement = GiveBackSettlement {
+                        let settlement = EsimChangeSettlement {
                             event: Some(event),
                             reason: Some((EsimChangeReason::Refused, Some("why".to_owned()))),
                             again_in: MINUTE,
+                            ..EsimChangeSettlement::default()
                         };
                         let (now, moved) =
                             esim_requests::settle(&mut connection, &topup, &settlement)
@@ -311,7 +312,7 @@ async fn only_one_process_sends_an_attempt() {
     }
     let claimed = bench.claim_requests().await;
     assert_eq!(claimed.len(), 1);
-    assert_eq!(claimed[0].topup_id, topup);
+    assert_eq!(claimed[0].esim.topup_id, topup);
     assert!(bench.claim_requests().await.is_empty(), "it is leased");
     let read = claimed[0].give_back.unwrap().now;
     for expected in [Some(1), None] {
@@ -529,7 +530,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         )
         .await;
     let claimed = bench.claim_requests().await;
-    let claimed: Vec<&TopupId> = claimed.iter().map(|one| &one.topup_id).collect();
+    let claimed: Vec<&TopupId> = claimed.iter().map(|one| &one.esim.topup_id).collect();
     assert_eq!(claimed, [good]);
     let left: i64 = bench
         .value(

@@ -20,8 +20,8 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     deliveries::AttemptResult,
-    esim_requests::{EsimChangeReason, RequestClaim},
-    extensions::{self, ClaimedExtension, ExtensionSettlement, state_name, state_named},
+    esim_requests::{EsimChangeReason, EsimChangeSettlement, RequestClaim},
+    extensions::{self, ClaimedExtension, state_name, state_named},
     orders::LimitedKey,
 };
 
@@ -64,12 +64,12 @@ pub fn new<'a>(
     }
 }
 
-fn settled(event: EsimChangeEvent) -> ExtensionSettlement {
-    ExtensionSettlement {
+fn settled(event: EsimChangeEvent) -> EsimChangeSettlement {
+    EsimChangeSettlement {
         event: Some(event),
         reason: Some((EsimChangeReason::Refused, Some("why".to_owned()))),
         again_in: MINUTE,
-        ..ExtensionSettlement::default()
+        ..EsimChangeSettlement::default()
     }
 }
 
@@ -157,7 +157,7 @@ impl Bench {
 async fn settle(
     connection: &mut PgConnection,
     id: ExtensionId,
-    settlement: &ExtensionSettlement,
+    settlement: &EsimChangeSettlement,
 ) -> (Option<EsimChangeState>, bool) {
     extensions::settle(connection, id, settlement)
         .await
@@ -264,19 +264,19 @@ async fn only_one_process_sends_an_extension_and_a_look_has_its_baseline() {
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].extension_id, id);
     assert_eq!(
-        (&claimed[0].topup_id, claimed[0].partner_id),
+        (&claimed[0].esim.topup_id, claimed[0].esim.partner_id),
         (&topup, partner)
     );
-    assert_eq!(claimed[0].unit_id, format!("unit-{topup}"));
+    assert_eq!(claimed[0].esim.unit_id, format!("unit-{topup}"));
     assert_eq!(claimed[0].baseline, Baseline::default());
     assert!(bench.claim_extensions().await.is_empty(), "it is leased");
     for expected in [Some(1), None] {
-        let begun = extensions::begin(&mut connection, id, claimed[0].now, &baseline()).await;
+        let begun = extensions::begin(&mut connection, id, claimed[0].open.now, &baseline()).await;
         assert_eq!(begun.unwrap(), expected);
     }
     bench.sql("UPDATE work SET at = now()").await;
     let claimed = bench.claim_extensions().await;
-    let now = claimed[0].now;
+    let now = claimed[0].open.now;
     assert_eq!((now.state, now.attempt), (EsimChangeState::Sending, 1));
     assert_eq!(claimed[0].baseline, baseline());
 }
@@ -570,12 +570,12 @@ fn profile(topup: &TopupId, digest: &[u8]) -> (Iccid, SealedProfile) {
     (Iccid::parse(&number).unwrap(), profile)
 }
 
-fn with_profile(topup: &TopupId, digest: &[u8]) -> ExtensionSettlement {
-    ExtensionSettlement {
+fn with_profile(topup: &TopupId, digest: &[u8]) -> EsimChangeSettlement {
+    EsimChangeSettlement {
         event: Some(EsimChangeEvent::Done),
         profile: Some(profile(topup, digest)),
         again_in: MINUTE,
-        ..ExtensionSettlement::default()
+        ..EsimChangeSettlement::default()
     }
 }
 

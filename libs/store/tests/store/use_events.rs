@@ -298,15 +298,15 @@ async fn polls_stay_within_their_budget_and_end_with_the_wish() {
     assert_eq!(claimed.len(), 3);
     assert!(claimed.iter().all(|one| one.usage_asked));
     // An answer says when the next one is needed, and one that is over needs none.
-    bench.read_use(&claimed[0].topup_id, &used(10)).await;
+    bench.read_use(&claimed[0].esim.topup_id, &used(10)).await;
     let ended = Reading {
         ends_at: Some(runtime::clock::now()),
         ..used(10)
     };
-    bench.read_use(&claimed[1].topup_id, &ended).await;
+    bench.read_use(&claimed[1].esim.topup_id, &ended).await;
     let failed = esim_requests::UsageFailure::Failed;
     let mut connection = bench.connection().await;
-    esim_requests::record_failure(&mut connection, &claimed[2].topup_id, failed)
+    esim_requests::record_failure(&mut connection, &claimed[2].esim.topup_id, failed)
         .await
         .unwrap();
     assert_eq!(
