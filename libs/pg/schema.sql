@@ -171,7 +171,16 @@ TABLE esim_requests
     offers jsonb
     offers_at timestamp with time zone
     downloaded_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers)) <= 100000) AND ((plan >= 1) AND (plan <= 1000000000)))) NOT VALID
+    suspend boolean
+    suspension text
+    suspension_asked_at timestamp with time zone
+    suspension_attempt integer NOT NULL DEFAULT 0
+    suspension_attempted_at timestamp with time zone
+    suspension_not_done_at timestamp with time zone
+    suspension_reason text
+    suspension_message text
+    suspension_ended_at timestamp with time zone
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers), octet_length(suspension), octet_length(suspension_reason), octet_length(suspension_message)) <= 100000) AND ((plan >= 1) AND (plan <= 1000000000)))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     CREATE INDEX esim_requests_polls ON public.esim_requests USING btree (provider, poll_at) WHERE (poll_at IS NOT NULL)
@@ -791,7 +800,7 @@ END WITH CHECK
 CASE CURRENT_USER
     WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
     WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
-    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text, 'extend'::text]))
+    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text, 'extend'::text, 'suspend'::text]))
     ELSE true
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
@@ -1954,4 +1963,5 @@ CREATE OR REPLACE FUNCTION public.work_of_topup(topup_id text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
 AS $function$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('report', topup_id),
-                   derived_id('offers', topup_id), derived_id('give_back', topup_id), derived_id('extend', topup_id)] $function$
+                   derived_id('offers', topup_id), derived_id('give_back', topup_id), derived_id('extend', topup_id),
+                   derived_id('suspend', topup_id)] $function$

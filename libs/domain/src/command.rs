@@ -40,6 +40,12 @@ pub enum Command {
     /// The partner asks the provider to take an eSIM back.
     #[strum(serialize = "give back")]
     GiveBack,
+    /// The partner asks the provider to suspend an eSIM.
+    #[strum(serialize = "topup suspend")]
+    TopupSuspend,
+    /// The partner asks the provider to resume an eSIM.
+    #[strum(serialize = "topup resume")]
+    TopupResume,
     /// The provider is asked for the data use of an eSIM.
     #[strum(serialize = "topup usage")]
     AskUsage,
@@ -242,6 +248,8 @@ impl Command {
             | Self::ExtensionAdded
             | Self::ExtensionNotAdded
             | Self::GiveBack
+            | Self::TopupSuspend
+            | Self::TopupResume
             | Self::AskUsage
             | Self::OrderCancel
             | Self::OrderErase
@@ -327,6 +335,8 @@ impl Command {
             | Self::ExtensionAdded
             | Self::ExtensionNotAdded
             | Self::GiveBack
+            | Self::TopupSuspend
+            | Self::TopupResume
             | Self::AskUsage
             | Self::OrderCancel
             | Self::OrderErase

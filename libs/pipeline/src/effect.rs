@@ -47,13 +47,15 @@ pub enum Effect {
     CommitHealth,
     /// The claim of one placement through an open breaker, as a probe.
     CommitProbe,
-    /// The commit that records an attempt of a give-back or an extension.
+    /// The commit that records an attempt of a change to a delivered eSIM.
     CommitEsimAttempt,
     /// The give-back at the provider.
     GiveBack,
     /// The extension of an eSIM at the provider.
     Extend,
-    /// The commit of the outcome of a give-back or an extension.
+    /// The request to suspend or to resume an eSIM.
+    Suspend,
+    /// The commit of the outcome of a change to a delivered eSIM.
     CommitEsimOutcome,
     /// The group commit of the outcomes of purchases, look-ups and collects.
     CommitOutcomes,
@@ -87,6 +89,7 @@ impl Effect {
             | Self::CommitEsimAttempt
             | Self::GiveBack
             | Self::Extend
+            | Self::Suspend
             | Self::CommitEsimOutcome
             | Self::CommitOutcomes => &["provisioner"],
             Self::Webhook

@@ -1,14 +1,15 @@
 //! What partners ask about delivered eSIMs, for the provisioner: it claims the open requests of its
-//! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
-//! provider says. Ingress writes the requests (`desk::self_service::esims`), and operators resolve
-//! parked give-backs (`desk::operator::give_backs`). A report of a provider asks for the use, too,
-//! by a row of its own ([`crate::providers::report`]), which waits until an answer confirms it.
-//! What can be added to an eSIM is asked for in the same way; to add it is [`crate::extensions`].
+//! provider, which are rows of `work` with the kinds `usage`, `give_back` and `suspend`, and
+//! records what the provider says. Ingress writes the requests (`desk::self_service::esims`), and
+//! operators resolve parked give-backs (`desk::operator::give_backs`). A report of a provider asks
+//! for the use, too, by a row of its own ([`crate::providers::report`]), which waits until an
+//! answer confirms it. What can be added to an eSIM is asked for in the same way; to add it is
+//! [`crate::extensions`].
 //!
-//! Guarantees: a give-back moves by [`domain::esim_change`] only, because each statement reads the
-//! row under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
-//! before the provider is called. A unit that is given back is marked and its profile erased in the
-//! transaction that ends its give-back.
+//! Guarantees: a give-back and a suspension move by [`domain::esim_change`] only, because each
+//! statement reads the row under its lock and asks that function for the next state. An attempt is
+//! recorded ([`begin`]) before the provider is called. A unit that is given back is marked and its
+//! profile erased in the transaction that ends its give-back.
 //!
 //! A lease saves double effort and guarantees nothing: two processes may ask the provider the same,
 //! but only the one that recorded an attempt sends it.
@@ -44,7 +45,7 @@ pub enum UsageFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum EsimChangeReason {
-    /// The provider takes no eSIM back, or extends none.
+    /// The provider takes no eSIM back, extends none or suspends none.
     NotAvailable,
     /// The eSIM is installed, so it cannot be given back.
     Installed,
@@ -109,15 +110,45 @@ pub struct ClaimedEsim {
 #[derive(Clone, Debug)]
 pub struct ClaimedRequest {
     pub esim: ClaimedEsim,
-    /// The provider's own id of the purchase.
-    pub reference: Option<String>,
     /// Whether a partner, a report of the provider or a poll waits for the data use, which a call
-    /// about a give-back answers, too.
+    /// about a change answers, too.
     pub usage_asked: bool,
     /// Whether a partner waits for what can be added to the eSIM.
     pub offers_asked: bool,
-    /// The give-back that the row is about; `None` if it is about the use.
-    pub give_back: Option<OpenChange>,
+    /// The change that the row is about; `None` if it is about the use.
+    pub change: Option<(AskedChange, OpenChange)>,
+}
+
+/// A change whose row is that of the eSIM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedChange {
+    GiveBack,
+    /// The eSIM is suspended with `true`, and resumed with `false`.
+    Suspension(bool),
+}
+
+/// What the table calls a suspension that was carried out.
+const SUSPENDED: &str = "done";
+
+impl AskedChange {
+    /// The name of a state in the table.
+    pub fn state_name(self, state: EsimChangeState) -> &'static str {
+        match (self, state) {
+            (Self::Suspension(_), EsimChangeState::Done) => SUSPENDED,
+            (Self::GiveBack | Self::Suspension(_), state) => state.as_str(),
+        }
+    }
+
+    /// The state of this name.
+    pub fn state_named(self, name: &str) -> Result<EsimChangeState> {
+        match (self, name) {
+            (Self::Suspension(_), SUSPENDED) => Ok(EsimChangeState::Done),
+            (Self::Suspension(_), "returned") => {
+                Err(Error::Unreadable("the state of a suspension".into()))
+            }
+            (Self::GiveBack | Self::Suspension(_), name) => Ok(name.parse()?),
+        }
+    }
 }
 
 /// A change to a delivered eSIM that is not over.
@@ -169,7 +200,7 @@ pub async fn claim(
         Row,
         r#"WITH free AS MATERIALIZED (
                SELECT id, kind, lane AS topup_id FROM work
-               WHERE id = ANY ($2) AND kind = ANY ('{usage,give_back}') AND provider = $1 AND at <= now()
+               WHERE id = ANY ($2) AND kind = ANY ('{usage,give_back,suspend}') AND provider = $1 AND at <= now()
                  AND ($4 OR NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until IS NOT NULL))
                ORDER BY id FOR UPDATE SKIP LOCKED
            ), known AS MATERIALIZED (
@@ -179,6 +210,7 @@ pub async fn claim(
            ), open AS MATERIALIZED (
                SELECT * FROM known
                WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at, polled_at, offers_asked_at) IS NOT NULL
+                               WHEN 'suspend' THEN suspension IS NOT NULL AND suspension NOT IN ('done', 'refused', 'parked')
                                ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
@@ -189,17 +221,25 @@ pub async fn claim(
                                       SELECT id FROM free
                                       WHERE (SELECT true FROM esim_requests r WHERE r.topup_id = free.topup_id) IS NULL))
            )
-           SELECT l.id AS "id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!",
+           SELECT l.id AS "id!", l.kind AS "kind!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!",
                   CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
                   CASE WHEN e.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
                   CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
-                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", coalesce(l.usage_asked_at, l.reported_at, l.polled_at) IS NOT NULL AS "usage_asked!",
+                  coalesce(l.usage_asked_at, l.reported_at, l.polled_at) IS NOT NULL AS "usage_asked!",
                   l.offers_asked_at IS NOT NULL AS "offers_asked!",
-                  CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
-                  l.not_returned_at IS NOT NULL AS "not_returned!",
-                  coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
-                  coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
+                  l.suspend AS "suspend?", c.state AS "state_name?", c.attempt AS "attempt!", c.not_done_at IS NOT NULL AS "not_done!",
+                  coalesce(extract(epoch FROM now() - c.asked_at), 0)::float8 AS "asked_age!",
+                  coalesce(extract(epoch FROM now() - c.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
+           CROSS JOIN LATERAL (
+               SELECT l.give_back AS state, l.attempt, l.not_returned_at AS not_done_at, l.give_back_asked_at AS asked_at,
+                      l.attempted_at
+               WHERE l.kind <> 'suspend'
+               UNION ALL
+               SELECT l.suspension, l.suspension_attempt, l.suspension_not_done_at, l.suspension_asked_at,
+                      l.suspension_attempted_at
+               WHERE l.kind = 'suspend'
+           ) c
            LEFT JOIN esims e ON e.topup_id = l.topup_id
            LEFT JOIN topups t ON t.topup_id = l.topup_id
            LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
@@ -227,38 +267,45 @@ pub async fn claim(
 /// A row of [`claim`].
 struct Row {
     id: Uuid,
+    kind: String,
     topup_id: String,
     partner_id: Uuid,
     order_id: Option<Uuid>,
     provider_unit_id: Option<String>,
     iccid: Option<String>,
-    reference: Option<String>,
     usage_asked: bool,
     offers_asked: bool,
-    give_back: Option<String>,
+    suspend: Option<bool>,
+    state_name: Option<String>,
     attempt: i32,
-    not_returned: bool,
+    not_done: bool,
     asked_age: f64,
     attempt_age: f64,
 }
 
 fn read(row: Row) -> Result<ClaimedRequest> {
     let missing = || Error::Unreadable("its eSIM, of which a part is missing".into());
-    let state = row
-        .give_back
-        .map(|name| name.parse::<EsimChangeState>())
-        .transpose()?;
-    let open = state
-        .filter(|state| !state.is_over())
-        .map(|state| OpenChange {
-            now: EsimChange {
-                state,
+    let asked = match row.kind.as_str() {
+        "give_back" => Some(AskedChange::GiveBack),
+        "suspend" => Some(AskedChange::Suspension(row.suspend.ok_or_else(missing)?)),
+        _ => None,
+    };
+    let change = match asked.zip(row.state_name) {
+        Some((asked, name)) => {
+            let now = EsimChange {
+                state: asked.state_named(&name)?,
                 attempt: unsigned(row.attempt),
-                not_done: row.not_returned,
-            },
-            asked_age: age(row.asked_age),
-            attempt_age: age(row.attempt_age),
-        });
+                not_done: row.not_done,
+            };
+            let open = OpenChange {
+                now,
+                asked_age: age(row.asked_age),
+                attempt_age: age(row.attempt_age),
+            };
+            Some((asked, open))
+        }
+        None => None,
+    };
     Ok(ClaimedRequest {
         esim: ClaimedEsim {
             id: row.id,
@@ -269,10 +316,9 @@ fn read(row: Row) -> Result<ClaimedRequest> {
             iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
                 .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
         },
-        reference: row.reference,
         usage_asked: row.usage_asked,
         offers_asked: row.offers_asked,
-        give_back: open,
+        change,
     })
 }
 
@@ -289,7 +335,8 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     let statement = sqlx::query!(
         "WITH done AS (
              DELETE FROM work
-             WHERE id IN (derived_id('usage', $1), derived_id('report', $1), derived_id('offers', $1), derived_id('give_back', $1))
+             WHERE id IN (derived_id('usage', $1), derived_id('report', $1), derived_id('offers', $1), derived_id('give_back', $1),
+                          derived_id('suspend', $1))
          )
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
@@ -300,7 +347,13 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
                               WHEN give_back IS NOT NULL THEN 'parked' END,
              reason = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN $2 ELSE reason END,
              message = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN $3 ELSE message END,
-             ended_at = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN now() ELSE ended_at END
+             ended_at = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN now() ELSE ended_at END,
+             suspension = CASE WHEN suspension IN ('done', 'refused') THEN suspension
+                               WHEN suspension = 'asked' THEN 'refused'
+                               WHEN suspension IS NOT NULL THEN 'parked' END,
+             suspension_reason = CASE WHEN suspension NOT IN ('done', 'refused', 'parked') THEN $2 ELSE suspension_reason END,
+             suspension_message = CASE WHEN suspension NOT IN ('done', 'refused', 'parked') THEN $3 ELSE suspension_message END,
+             suspension_ended_at = CASE WHEN suspension NOT IN ('done', 'refused', 'parked') THEN now() ELSE suspension_ended_at END
          WHERE topup_id = $1",
         topup_id,
         name,
@@ -472,28 +525,48 @@ pub async fn record_failure(
     Ok(())
 }
 
-/// Records the next attempt of a give-back, and returns its number. `None` means that the give-back
-/// has changed since it was read, so this caller must not send anything.
+/// Records the next attempt of a change, and returns its number. `None` means that the change has
+/// moved since it was read, so this caller must not send anything.
 pub async fn begin(
     connection: &mut PgConnection,
     topup_id: &TopupId,
+    asked: AskedChange,
     read: EsimChange,
 ) -> Result<Option<u32>> {
     let Ok(begun) = read.after(EsimChangeEvent::Begin) else {
         return Ok(None);
     };
-    let statement = sqlx::query!(
-        "UPDATE esim_requests
-         SET give_back = $2, attempt = $3, attempted_at = now(), not_returned_at = NULL
-         WHERE topup_id = $1 AND give_back = $4 AND attempt = $5",
-        topup_id.as_str(),
-        begun.state.as_str(),
-        pg::signed(begun.attempt),
-        read.state.as_str(),
-        pg::signed(read.attempt),
-    );
-    let moved = statement.execute(connection).await?.rows_affected() > 0;
-    Ok(moved.then_some(begun.attempt))
+    let (from, to) = (asked.state_name(read.state), asked.state_name(begun.state));
+    let done = match asked {
+        AskedChange::GiveBack => {
+            let statement = sqlx::query!(
+                "UPDATE esim_requests
+                 SET give_back = $2, attempt = $3, attempted_at = now(), not_returned_at = NULL
+                 WHERE topup_id = $1 AND give_back = $4 AND attempt = $5",
+                topup_id.as_str(),
+                to,
+                pg::signed(begun.attempt),
+                from,
+                pg::signed(read.attempt),
+            );
+            statement.execute(connection).await?
+        }
+        AskedChange::Suspension(suspend) => {
+            let statement = sqlx::query!(
+                "UPDATE esim_requests
+                 SET suspension = $2, suspension_attempt = $3, suspension_attempted_at = now(), suspension_not_done_at = NULL
+                 WHERE topup_id = $1 AND suspension = $4 AND suspension_attempt = $5 AND suspend = $6",
+                topup_id.as_str(),
+                to,
+                pg::signed(begun.attempt),
+                from,
+                pg::signed(read.attempt),
+                suspend,
+            );
+            statement.execute(connection).await?
+        }
+    };
+    Ok((done.rows_affected() > 0).then_some(begun.attempt))
 }
 
 /// What is recorded of a change to a delivered eSIM.
@@ -511,74 +584,136 @@ pub struct EsimChangeSettlement {
     pub again_in: Duration,
 }
 
-/// Moves a give-back by an event, and sets the time of its next look. Returns its state now, and
-/// whether the event has changed it.
+/// Moves a change by an event, and sets the time of its next look. Returns its state now, and
+/// whether the event has changed it. What is told of a suspension that another wish has followed
+/// changes nothing.
 pub async fn settle(
     connection: &mut PgConnection,
     topup_id: &TopupId,
+    asked: AskedChange,
     settlement: &EsimChangeSettlement,
 ) -> Result<(Option<EsimChangeState>, bool)> {
     transaction!(connection, "esim_requests::settle", |transaction| {
-        let query = sqlx::query!(
-            r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
-           FROM esim_requests WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
-            topup_id.as_str(),
-        );
-        let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+        let Some(before) = lock_change(transaction, topup_id, asked).await? else {
             return Ok(TransactionEnd::Rollback((None, false)));
-        };
-        let before = EsimChange {
-            state: row.give_back.parse()?,
-            attempt: unsigned(row.attempt),
-            not_done: row.not_returned,
         };
         let after = settlement.event.and_then(|event| before.after(event).ok());
         let now = after.unwrap_or(before);
-        let name = |reason: EsimChangeReason| -> &'static str { reason.into() };
+        let (state, ended) = (asked.state_name(now.state), now.state.is_over());
+        let has_ended = after.is_some() && ended;
         let reason = settlement.reason.as_ref();
-        let statement = sqlx::query!(
-            "UPDATE esim_requests
-         SET give_back = $2,
-             not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
-             reason = CASE WHEN $4 THEN $5 ELSE reason END,
-             message = CASE WHEN $4 THEN $6 ELSE message END,
-             ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
-         WHERE topup_id = $1",
-            topup_id.as_str(),
-            now.state.as_str(),
-            now.not_done,
-            after.is_some() && now.state.is_over(),
-            reason.map(|(reason, _)| name(*reason)),
-            reason.and_then(|(_, message)| message.as_deref()),
-            now.state.is_over(),
-        );
-        statement.execute(&mut **transaction).await?;
-        let again_in = (!now.state.is_over()).then_some(settlement.again_in);
-        look_again(transaction, topup_id, again_in).await?;
-        if after.is_some() && now.state == EsimChangeState::Done {
+        let name = reason.map(|(reason, _)| <&'static str>::from(*reason));
+        let message = reason.and_then(|(_, message)| message.as_deref());
+        match asked {
+            AskedChange::GiveBack => {
+                let statement = sqlx::query!(
+                    "UPDATE esim_requests
+                     SET give_back = $2,
+                         not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
+                         reason = CASE WHEN $4 THEN $5 ELSE reason END,
+                         message = CASE WHEN $4 THEN $6 ELSE message END,
+                         ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
+                     WHERE topup_id = $1",
+                    topup_id.as_str(),
+                    state,
+                    now.not_done,
+                    has_ended,
+                    name,
+                    message,
+                    ended,
+                );
+                statement.execute(&mut **transaction).await?;
+            }
+            AskedChange::Suspension(_) => {
+                let statement = sqlx::query!(
+                    "UPDATE esim_requests
+                     SET suspension = $2,
+                         suspension_not_done_at = CASE WHEN $3 THEN coalesce(suspension_not_done_at, now()) END,
+                         suspension_reason = CASE WHEN $4 THEN $5 ELSE suspension_reason END,
+                         suspension_message = CASE WHEN $4 THEN $6 ELSE suspension_message END,
+                         suspension_ended_at = CASE WHEN $7 THEN coalesce(suspension_ended_at, now()) END
+                     WHERE topup_id = $1",
+                    topup_id.as_str(),
+                    state,
+                    now.not_done,
+                    has_ended,
+                    name,
+                    message,
+                    ended,
+                );
+                statement.execute(&mut **transaction).await?;
+            }
+        }
+        let again_in = (!ended).then_some(settlement.again_in);
+        look_again(transaction, topup_id, asked, again_in).await?;
+        if asked == AskedChange::GiveBack && after.is_some() && now.state == EsimChangeState::Done {
             mark_returned(transaction, topup_id).await?;
         }
         Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
     })
 }
 
-/// Sets when a give-back is looked at next; `None` if it is over.
+/// Reads a change and locks its row.
+async fn lock_change(
+    transaction: &mut Transaction<'_>,
+    topup_id: &TopupId,
+    asked: AskedChange,
+) -> Result<Option<EsimChange>> {
+    let change = |name: &str, attempt: i32, not_done: bool| -> Result<EsimChange> {
+        Ok(EsimChange {
+            state: asked.state_named(name)?,
+            attempt: unsigned(attempt),
+            not_done,
+        })
+    };
+    match asked {
+        AskedChange::GiveBack => {
+            let query = sqlx::query!(
+                r#"SELECT give_back AS "state!", attempt, not_returned_at IS NOT NULL AS "not_done!"
+                   FROM esim_requests WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
+                topup_id.as_str(),
+            );
+            let row = query.fetch_optional(&mut **transaction).await?;
+            row.map(|row| change(&row.state, row.attempt, row.not_done))
+                .transpose()
+        }
+        AskedChange::Suspension(suspend) => {
+            let query = sqlx::query!(
+                r#"SELECT suspension AS "state!", suspension_attempt AS attempt,
+                          suspension_not_done_at IS NOT NULL AS "not_done!"
+                   FROM esim_requests WHERE topup_id = $1 AND suspension IS NOT NULL AND suspend = $2 FOR UPDATE"#,
+                topup_id.as_str(),
+                suspend,
+            );
+            let row = query.fetch_optional(&mut **transaction).await?;
+            row.map(|row| change(&row.state, row.attempt, row.not_done))
+                .transpose()
+        }
+    }
+}
+
+/// Sets when a change is looked at next; `None` if it is over.
 async fn look_again(
     transaction: &mut Transaction<'_>,
     topup_id: &TopupId,
+    asked: AskedChange,
     again_in: Option<Duration>,
 ) -> Result<()> {
+    let kind = match asked {
+        AskedChange::GiveBack => WorkKind::GiveBack,
+        AskedChange::Suspension(_) => WorkKind::Suspend,
+    };
     let statement = sqlx::query!(
         "WITH over AS (
-             DELETE FROM work WHERE id = derived_id('give_back', $1) AND $2::float8 IS NULL
+             DELETE FROM work WHERE id = derived_id($3, $1) AND $2::float8 IS NULL
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT derived_id('give_back', topup_id), 'give_back', provider, topup_id, partner_id,
-                now() + make_interval(secs => $2)
+         SELECT derived_id($3, topup_id), $3, provider, topup_id, partner_id, now() + make_interval(secs => $2)
          FROM esim_requests WHERE topup_id = $1 AND $2 IS NOT NULL
          ON CONFLICT (id) DO UPDATE SET at = excluded.at",
         topup_id.as_str(),
         again_in.map(seconds),
+        kind.as_str(),
     );
     statement.execute(&mut **transaction).await?;
     Ok(())

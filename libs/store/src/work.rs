@@ -27,7 +27,7 @@ pub use self::look::{DueWork, LookResult, WorkLook};
 /// | kind | `id` | `lane` |
 /// |---|---|---|
 /// | `buy`, `buy_again`, `look_up`, `collect`, `look_again` | the placement | what fails together at the provider ([`domain::lane`]) |
-/// | `usage`, `give_back`, `extend` | derived from the kind and the topup id | the topup id |
+/// | `usage`, `give_back`, `extend`, `suspend` | derived from the kind and the topup id | the topup id |
 /// | `deliver` | the delivery | the id of a further endpoint; empty for the first one |
 /// | `erase` | derived from the topup id | the topup id |
 /// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
@@ -53,6 +53,8 @@ pub enum WorkKind {
     GiveBack,
     /// Add data to an eSIM, or look whether an attempt to has done so.
     Extend,
+    /// Suspend or resume an eSIM, or look whether an attempt to has done so.
+    Suspend,
     /// Send a webhook.
     Deliver,
     /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention
@@ -77,9 +79,9 @@ impl WorkKind {
     pub const LOOKUPS: [Self; 3] = [Self::LookUp, Self::Collect, Self::LookAgain];
 
     /// The kinds of requests about delivered eSIMs. Extensions come first, because a traveller
-    /// waits for them. A call about a give-back answers the question about the use, too, so it
-    /// comes before that.
-    pub const REQUESTS: [Self; 3] = [Self::Extend, Self::GiveBack, Self::Usage];
+    /// waits for them. A call about one of the next two answers the question about the use, too,
+    /// so they come before that.
+    pub const REQUESTS: [Self; 4] = [Self::Extend, Self::Suspend, Self::GiveBack, Self::Usage];
 
     /// What is next for a placement that nobody has put on hold.
     pub const PLACEMENTS: [Self; 4] = [Self::BuyAgain, Self::Buy, Self::LookUp, Self::Collect];

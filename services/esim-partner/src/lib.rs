@@ -149,6 +149,12 @@ const GIVE_BACK_EXAMPLES: &str = "Examples:
 
 After a success nobody can install the eSIM any more. If the give-back is still under way, ask for its state later.";
 
+const SUSPEND_EXAMPLES: &str = "Examples:
+  esim-partner suspend 20250129123456123456789012
+  esim-partner suspend 20250129123456123456789012 --state
+
+A suspended eSIM is of no use until it is resumed: esim-partner resume 20250129123456123456789012";
+
 const EXTEND_EXAMPLES: &str = "Examples:
   esim-partner extend 20250129123456123456789012
   esim-partner extend 20250129123456123456789012 A-1042-more 424b7b26-96e7-5c95-8df9-6654a3998070
@@ -281,6 +287,21 @@ enum AccountCommand {
         /// Only show the state of the give-back
         #[arg(long)]
         state: bool,
+    },
+    /// Suspend an eSIM, if its provider can
+    #[command(after_help = SUSPEND_EXAMPLES)]
+    Suspend {
+        /// The topup id of 26 digits
+        topup_id: TopupId,
+        /// Only show whether it is suspended
+        #[arg(long)]
+        state: bool,
+    },
+    /// Resume an eSIM that is suspended
+    #[command(after_help = SUSPEND_EXAMPLES)]
+    Resume {
+        /// The topup id of 26 digits
+        topup_id: TopupId,
     },
     /// Show what can be added to an eSIM, or add it
     ///
@@ -449,6 +470,17 @@ fn query_of(parameters: &[(&str, Option<&str>)]) -> String {
     written.collect::<Vec<_>>().join("&")
 }
 
+/// Suspends an eSIM, resumes it, or shows whether it is suspended.
+async fn suspension(
+    account: &ApiClient,
+    topup_id: &TopupId,
+    what: &str,
+) -> anyhow::Result<ApiResponse> {
+    let method = if what == "suspension" { "GET" } else { "POST" };
+    let path = format!("/topups/{topup_id}/{what}");
+    account.send(method, &path, "", None).await
+}
+
 /// Carries the command out. `false` means that it failed and has printed why; an error still has to
 /// be printed.
 #[tokio::main(flavor = "current_thread")]
@@ -517,6 +549,11 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let path = format!("/topups/{topup_id}/give-back");
             account.send(method, &path, "", None).await?
         }
+        AccountCommand::Suspend { topup_id, state } => {
+            let what = if *state { "suspension" } else { "suspend" };
+            suspension(&account, topup_id, what).await?
+        }
+        AccountCommand::Resume { topup_id } => suspension(&account, topup_id, "resume").await?,
         AccountCommand::Extend {
             topup_id,
             external_id,

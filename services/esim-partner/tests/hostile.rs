@@ -291,6 +291,7 @@ fn an_error_without_a_code_decides_nothing() {
             (&["cancel", "A"][..], true),
             (&["redeliver", TOPUP], true),
             (&["give-back", TOPUP], true),
+            (&["suspend", TOPUP], true),
             (&["extend", TOPUP, "A", "o"], true),
             (&["orders", "show", "A"], false),
             (&["usage", TOPUP], false),

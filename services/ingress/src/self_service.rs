@@ -35,6 +35,7 @@ pub(crate) mod query;
 mod redeliveries;
 mod sandbox;
 pub(crate) mod session;
+mod suspensions;
 mod topups;
 mod webhook;
 
@@ -107,6 +108,18 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
                 get(Read, esims::give_back_state),
                 post(Order, esims::give_back),
             ],
+        ),
+        (
+            "/topups/{topup_id}/suspend",
+            vec![post(Order, suspensions::suspend)],
+        ),
+        (
+            "/topups/{topup_id}/resume",
+            vec![post(Order, suspensions::resume)],
+        ),
+        (
+            "/topups/{topup_id}/suspension",
+            vec![get(Read, suspensions::show)],
         ),
         (
             "/topups/{topup_id}/extensions",

@@ -1,17 +1,19 @@
-//! Answers what partners ask about delivered eSIMs, and gives eSIMs back. Extensions, which the
-//! same worker runs, are in [`crate::extensions`].
+//! Answers what partners ask about delivered eSIMs, gives eSIMs back, and suspends and resumes
+//! them. Extensions, which the same worker runs, are in [`crate::extensions`].
 //!
 //! Ingress stores the request, because only this service holds the credentials of providers. It is
-//! a row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`]
-//! runs like any other. Each row costs one call that asks the provider for the state of the eSIM.
-//! Its response serves the question about the data use, and decides whether the eSIM can be given
-//! back. What can be added to an eSIM is another call, which only its question makes.
+//! a row of `work` with the kind `usage`, `give_back` or `suspend`, which the worker of
+//! [`pipeline::worker`] runs like any other. Each row costs one call that asks the provider for the
+//! state of the eSIM. Its response serves the question about the data use, and decides whether the
+//! eSIM can be given back, or is suspended already. What can be added to an eSIM is another call,
+//! which only its question makes.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::esim_change`]). An attempt is recorded before the provider is called, and
 //! only the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at
 //! until it shows the outcome, or the attempt is repeated where no look can show it; after
-//! `PARK_AFTER` without one the give-back is parked for an operator.
+//! `PARK_AFTER` without one the give-back is parked for an operator. A suspension moves in the same
+//! way, but waits for nobody, because its partner may ask again: a repeat does no harm.
 //!
 //! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
 //! with a process costs one more look. These calls never open the breaker, so that a failing look
@@ -27,7 +29,8 @@ use runtime::clock::Moment;
 use serde_json::json;
 use store::{
     esim_requests::{
-        self, ClaimedEsim, ClaimedRequest, EsimChangeReason, RequestClaim, UsageFailure,
+        self, AskedChange, ClaimedEsim, ClaimedRequest, EsimChangeReason, RequestClaim,
+        UsageFailure,
     },
     extensions::{self, ClaimedExtension},
     work::{LookResult, WorkLook},
@@ -36,7 +39,10 @@ use uuid::Uuid;
 
 use crate::{
     esim_change::{AGAIN_LEAST, BAD_UNIT_ID, ChangeRow, ClaimedChange, at_provider, pause},
-    providers::{Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, Trouble},
+    providers::{
+        Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, SuspendResponse,
+        Trouble,
+    },
     purchases::ProviderContext,
 };
 
@@ -178,20 +184,20 @@ impl ProviderContext {
         let capabilities = self.calls.provider.capabilities();
         if claimed.offers_asked {
             self.answer_offers(claimed).await?;
-            if !claimed.usage_asked && claimed.give_back.is_none() {
+            if !claimed.usage_asked && claimed.change.is_none() {
                 return Ok(());
             }
         }
-        let change = claimed.give_back.map(|open| ClaimedChange {
-            row: ChangeRow::GiveBack,
-            esim: &claimed.esim,
-            open,
+        let change = claimed.change.map(|(asked, open)| {
+            let row = ChangeRow::Asked(asked);
+            let esim = &claimed.esim;
+            (asked, ClaimedChange { row, esim, open })
         });
         if !capabilities.usage {
             if claimed.usage_asked {
                 self.fail(claimed, UsageFailure::NotAvailable).await?;
             }
-            if let Some(change) = change {
+            if let Some((_, change)) = change {
                 self.refuse(change, EsimChangeReason::NotAvailable, None)
                     .await?;
             }
@@ -232,17 +238,28 @@ impl ProviderContext {
                 }
             }
         }
-        match change {
-            Some(change) if !capabilities.give_back => {
-                self.refuse(change, EsimChangeReason::NotAvailable, None)
-                    .await
-            }
-            Some(change) if change.open.now.state == EsimChangeState::Sending => {
-                self.settle_attempt(change, status, &esim, claim_began)
-                    .await
-            }
-            Some(change) => self.begin_attempt(change, status, &esim, claim_began).await,
-            None => Ok(()),
+        let Some((asked, change)) = change else {
+            return Ok(());
+        };
+        let is_offered = match asked {
+            AskedChange::GiveBack => capabilities.give_back,
+            AskedChange::Suspension(_) => capabilities.suspend,
+        };
+        if !is_offered {
+            return self
+                .refuse(change, EsimChangeReason::NotAvailable, None)
+                .await;
+        }
+        let shown = status.map(|status| Shown::of(asked, status));
+        let call = AttemptCall {
+            asked,
+            esim: &esim,
+            send_by: claim_began + self.settling_delay / 2,
+        };
+        if change.open.now.state == EsimChangeState::Sending {
+            self.settle_attempt(change, shown, call).await
+        } else {
+            self.begin_attempt(change, shown, call).await
         }
     }
 
@@ -278,13 +295,12 @@ impl ProviderContext {
     async fn settle_attempt(
         &self,
         change: ClaimedChange<'_>,
-        status: Result<EsimStatus, Trouble>,
-        esim: &DeliveredEsim,
-        claim_began: Moment,
+        shown: Result<Shown, Trouble>,
+        call: AttemptCall<'_>,
     ) -> Result<(), pg::Error> {
-        match status.map(|status| (status.custody, status.reading.installed)) {
-            Ok((Custody::Returned, _)) => self.returned(change).await,
-            Ok((_, Some(true))) => {
+        match shown {
+            Ok(Shown::Done) => self.done(change).await,
+            Ok(Shown::Installed) => {
                 let event = EsimChangeEvent::Refused(change.attempt());
                 self.end_change(change, event, EsimChangeReason::Installed, None)
                     .await
@@ -292,11 +308,11 @@ impl ProviderContext {
             // The provider takes an eSIM back once, so a repeat does no harm, and it tells the
             // outcome of the first request: it is answered as taken back before. Nothing of the
             // first one is on its way any more, so a refusal holds.
-            Ok((Custody::Unshown, _)) if self.has_settled(change.open) => {
-                self.send_attempt(change, true, esim, claim_began).await
+            Ok(Shown::Nothing) if self.has_settled(change.open) => {
+                self.send_attempt(change, true, call).await
             }
-            Ok((Custody::Unshown, _)) => self.until_settled(change, None).await,
-            Ok(_) => self.not_done(change).await,
+            Ok(Shown::Nothing) => self.until_settled(change, None).await,
+            Ok(Shown::Possible | Shown::Impossible(_)) => self.not_done(change).await,
             Err(trouble) => self.still_unknown(change, trouble.reason()).await,
         }
     }
@@ -307,57 +323,85 @@ impl ProviderContext {
         &self,
         change: ClaimedChange<'_>,
         is_repeated: bool,
-        esim: &DeliveredEsim,
-        claim_began: Moment,
+        call: AttemptCall<'_>,
     ) -> Result<(), pg::Error> {
-        let send_by = claim_began + self.settling_delay / 2;
-        match self.calls.give_back(esim, send_by).await {
-            Some(Ok(GiveBackResponse::Returned)) => self.returned(change).await,
-            Some(Ok(GiveBackResponse::Refused(said))) => {
+        let refused = match self.respond(call).await {
+            Some(Ok(refused)) => refused,
+            Some(Err(trouble)) if is_repeated => {
+                return self.still_unknown(change, trouble.reason()).await;
+            }
+            None if is_repeated => {
+                let again_in = pause(change.open.attempt_age);
+                return self.change_goes_on(change, None, again_in).await;
+            }
+            Some(Err(trouble)) => return self.unanswered(change, Some(trouble)).await,
+            None => return self.unanswered(change, None).await,
+        };
+        match refused {
+            None => self.done(change).await,
+            Some(said) => {
                 let event = EsimChangeEvent::Refused(change.attempt());
                 self.end_change(change, event, EsimChangeReason::Refused, Some(said))
                     .await
             }
-            Some(Err(trouble)) if is_repeated => self.still_unknown(change, trouble.reason()).await,
-            None if is_repeated => {
-                let again_in = pause(change.open.attempt_age);
-                self.change_goes_on(change, None, again_in).await
-            }
-            Some(Err(trouble)) => self.unanswered(change, Some(trouble)).await,
-            None => self.unanswered(change, None).await,
         }
     }
 
-    /// Gives an eSIM back of which the provider says that it would take it now, or of which it says
-    /// nothing.
+    /// Makes the call of an attempt. A definite response is a refusal in the provider's words, or
+    /// `None`: it is carried out.
+    async fn respond(&self, call: AttemptCall<'_>) -> Option<Result<Option<String>, Trouble>> {
+        let AttemptCall {
+            asked,
+            esim,
+            send_by,
+        } = call;
+        Some(match asked {
+            AskedChange::GiveBack => {
+                let response = self.calls.give_back(esim, send_by).await?;
+                response.map(|response| match response {
+                    GiveBackResponse::Returned => None,
+                    GiveBackResponse::Refused(said) => Some(said),
+                })
+            }
+            AskedChange::Suspension(suspend) => {
+                let response = self.calls.suspend(esim, suspend, send_by).await?;
+                response.map(|response| match response {
+                    SuspendResponse::Done => None,
+                    SuspendResponse::Refused(said) => Some(said),
+                })
+            }
+        })
+    }
+
+    /// Begins a change of which the provider says that it would carry it out now, or of which it
+    /// says nothing.
     async fn begin_attempt(
         &self,
         change: ClaimedChange<'_>,
-        status: Result<EsimStatus, Trouble>,
-        esim: &DeliveredEsim,
-        claim_began: Moment,
+        shown: Result<Shown, Trouble>,
+        call: AttemptCall<'_>,
     ) -> Result<(), pg::Error> {
         let is_late = change.open.asked_age >= self.park_after;
-        match status.map(|status| (status.custody, status.reading.installed)) {
-            Ok((Custody::Returned, _)) => return self.returned(change).await,
-            Ok((_, Some(true))) => {
+        match shown {
+            Ok(Shown::Done) => return self.done(change).await,
+            Ok(Shown::Installed) => {
                 return self.refuse(change, EsimChangeReason::Installed, None).await;
             }
-            Ok((Custody::Kept(said), _)) => {
+            Ok(Shown::Impossible(said)) => {
                 return self
                     .refuse(change, EsimChangeReason::Refused, Some(said))
                     .await;
             }
-            Ok((Custody::Returnable | Custody::Unshown, _)) if is_late => {
+            Ok(Shown::Possible | Shown::Nothing) if is_late => {
                 return self.cannot_begin(change, None).await;
             }
             Err(trouble) => return self.cannot_begin(change, Some(&trouble)).await,
-            Ok((Custody::Returnable | Custody::Unshown, _)) => {}
+            Ok(Shown::Possible | Shown::Nothing) => {}
         }
         let Some(change) = self.record_attempt(change).await? else {
             return Ok(());
         };
-        self.send_attempt(change, false, esim, claim_began).await
+        self.send_attempt(change, false, call).await
     }
 
     async fn fail(&self, claimed: &ClaimedRequest, failure: UsageFailure) -> Result<(), pg::Error> {
@@ -379,10 +423,52 @@ impl ProviderContext {
             .await
     }
 
-    async fn returned(&self, change: ClaimedChange<'_>) -> Result<(), pg::Error> {
+    async fn done(&self, change: ClaimedChange<'_>) -> Result<(), pg::Error> {
         self.change_goes_on(change, Some(EsimChangeEvent::Done), AGAIN_LEAST)
             .await
     }
+}
+
+/// What a look at an eSIM says of a change to it.
+enum Shown {
+    Done,
+    /// The eSIM is as it was, and the provider would carry the change out.
+    Possible,
+    /// The eSIM is as it was, and the provider would not carry it out, with its words.
+    Impossible(String),
+    /// It is installed, so it cannot be given back, now or later.
+    Installed,
+    /// No look shows it.
+    Nothing,
+}
+
+impl Shown {
+    fn of(asked: AskedChange, status: EsimStatus) -> Self {
+        match (asked, status.custody) {
+            (AskedChange::GiveBack, Custody::Returned) => Self::Done,
+            (AskedChange::GiveBack, _) if status.reading.installed == Some(true) => Self::Installed,
+            (AskedChange::GiveBack, Custody::Kept(said)) => Self::Impossible(said),
+            (AskedChange::GiveBack, Custody::Returnable) => Self::Possible,
+            (AskedChange::GiveBack, Custody::Unshown) => Self::Nothing,
+            (AskedChange::Suspension(suspend), custody) => match (status.suspended, custody) {
+                (Some(suspended), _) if suspended == suspend => Self::Done,
+                (Some(_), _) => Self::Possible,
+                (None, Custody::Kept(said)) => Self::Impossible(said),
+                (None, Custody::Returned) => {
+                    Self::Impossible("the provider has it back".to_owned())
+                }
+                (None, _) => Self::Impossible("the provider does not say its state".to_owned()),
+            },
+        }
+    }
+}
+
+/// The call of a recorded attempt.
+#[derive(Clone, Copy)]
+struct AttemptCall<'a> {
+    asked: AskedChange,
+    esim: &'a DeliveredEsim,
+    send_by: Moment,
 }
 
 /// The offers as they are stored; JSON's `null` if the provider has no list of them, so that every

@@ -22,7 +22,7 @@ use crate::{
     providers::{
         Balance, BeforeExtension, DeliveredEsim, EsimStatus, ExtendResponse, Extension,
         ExtensionOffer, ExtensionSeen, GiveBackResponse, Heard, LookUp, LookUpRequest,
-        LookUpResponse, Provider, Purchase, PurchaseResponse, Trouble,
+        LookUpResponse, Provider, Purchase, PurchaseResponse, SuspendResponse, Trouble,
     },
     rate::Rate,
 };
@@ -137,18 +137,24 @@ impl Calls {
         self.ask_behind("status", asking, |_| "answered").await
     }
 
+    /// Whether a change to a delivered eSIM is sent, once it has its turn. It queues like the calls
+    /// of orders, because an attempt that waited behind them could never be sent in time during a
+    /// long backlog. While the breaker is not closed it is not sent, because what a half-open
+    /// breaker stops, it stops for every call.
+    async fn may_change(&self, send_by: Moment) -> bool {
+        let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
+        let is_late = turn.is_err() || send_by.has_passed();
+        !is_late && self.breaker.is_closed()
+    }
+
     /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after
-    /// `send_by`. It queues like the calls of orders, because an attempt that waited behind them
-    /// could never be sent in time during a long backlog. Like [`Self::balance`], it opens no
-    /// breaker. While the breaker is not closed it is not sent, because what a half-open breaker
-    /// stops, it stops for every call.
+    /// `send_by` or the breaker is not closed. Like [`Self::balance`], it opens no breaker.
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
         send_by: Moment,
     ) -> Option<Result<GiveBackResponse, Trouble>> {
-        let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
-        if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
+        if !self.may_change(send_by).await {
             return None;
         }
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
@@ -158,6 +164,25 @@ impl Calls {
             GiveBackResponse::Refused(_) => "refused",
         });
         Some(given_back.await)
+    }
+
+    /// Suspends a delivered eSIM, or resumes it. It is sent, or not, as [`Self::give_back`] is.
+    pub async fn suspend(
+        &self,
+        esim: &DeliveredEsim,
+        suspend: bool,
+        send_by: Moment,
+    ) -> Option<Result<SuspendResponse, Trouble>> {
+        if !self.may_change(send_by).await {
+            return None;
+        }
+        let suspending = perform(Effect::Suspend, self.provider.suspend(esim, suspend));
+        let suspending = within((send_by + self.timeout).monotonic, suspending);
+        let suspended = self.timed("suspend", suspending, |response| match response {
+            SuspendResponse::Done => "done",
+            SuspendResponse::Refused(_) => "refused",
+        });
+        Some(suspended.await)
     }
 
     /// Asks what can be added to a delivered eSIM. It counts like [`Self::status`].
@@ -186,9 +211,7 @@ impl Calls {
     /// its turn came after `send_by` or the breaker is not closed, and it opens no breaker.
     pub async fn extend(&self, extension: &Extension) -> Option<Result<ExtendResponse, Trouble>> {
         let send_by = extension.send_by;
-        let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
-        let is_late = turn.is_err() || extension.send_by.has_passed();
-        if is_late || !self.breaker.is_closed() {
+        if !self.may_change(send_by).await {
             return None;
         }
         let extending = perform(Effect::Extend, self.provider.extend(extension));
@@ -370,6 +393,7 @@ mod tests {
                 callbacks: false,
                 cancel: false,
                 give_back: false,
+                suspend: false,
                 usage: false,
                 extend: None,
                 balance: false,

@@ -1,6 +1,6 @@
-//! What every change to a delivered eSIM has in common, whether it is given back or extended: how
-//! an attempt is recorded, what follows from a call or a look without an answer, and how the end is
-//! recorded and logged. [`domain::esim_change`] says what may follow what.
+//! What every change to a delivered eSIM has in common, whether it is given back, suspended or
+//! extended: how an attempt is recorded, what follows from a call or a look without an answer, and
+//! how the end is recorded and logged. [`domain::esim_change`] says what may follow what.
 
 use std::time::Duration;
 
@@ -11,7 +11,9 @@ use domain::{
 };
 use pipeline::{Effect, perform};
 use store::{
-    esim_requests::{self, ClaimedEsim, EsimChangeReason, EsimChangeSettlement, OpenChange},
+    esim_requests::{
+        self, AskedChange, ClaimedEsim, EsimChangeReason, EsimChangeSettlement, OpenChange,
+    },
     extensions,
 };
 
@@ -37,21 +39,31 @@ pub(crate) struct ClaimedChange<'a> {
 /// The row that is settled.
 #[derive(Clone, Copy)]
 pub(crate) enum ChangeRow<'a> {
-    GiveBack,
+    Asked(AskedChange),
     Extension(ExtensionId, &'a Baseline),
 }
 
 impl ChangeRow<'_> {
-    fn kind(self) -> EsimChangeKind {
+    /// The kind of a change that waits for an operator if its outcome stays unknown.
+    fn kind(self) -> Option<EsimChangeKind> {
         match self {
-            Self::GiveBack => EsimChangeKind::GiveBack,
-            Self::Extension(..) => EsimChangeKind::Extension,
+            Self::Asked(AskedChange::GiveBack) => Some(EsimChangeKind::GiveBack),
+            Self::Asked(AskedChange::Suspension(_)) => None,
+            Self::Extension(..) => Some(EsimChangeKind::Extension),
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Asked(AskedChange::Suspension(true)) => "suspension",
+            Self::Asked(AskedChange::Suspension(false)) => "resumption",
+            _ => self.kind().map_or("", EsimChangeKind::word),
         }
     }
 
     fn state_name(self, state: EsimChangeState) -> &'static str {
         match self {
-            Self::GiveBack => state.as_str(),
+            Self::Asked(asked) => asked.state_name(state),
             Self::Extension(..) => extensions::state_name(state),
         }
     }
@@ -86,8 +98,8 @@ impl ProviderContext {
     ) -> Result<Option<ClaimedChange<'a>>, pg::Error> {
         let read = change.open.now;
         let recording = self.database.run(async |connection| match change.row {
-            ChangeRow::GiveBack => {
-                esim_requests::begin(connection, &change.esim.topup_id, read).await
+            ChangeRow::Asked(asked) => {
+                esim_requests::begin(connection, &change.esim.topup_id, asked, read).await
             }
             ChangeRow::Extension(id, baseline) => {
                 extensions::begin(connection, id, read, baseline).await
@@ -137,7 +149,7 @@ impl ProviderContext {
                 tracing::warn!(
                     topup.id = %change.esim.topup_id,
                     provider.name = self.calls.name,
-                    change = change.row.kind().word(),
+                    change = change.row.word(),
                     attempt = change.attempt(),
                     reason = trouble.reason(),
                     "the outcome of a change to a delivered eSIM is unknown; it is looked for \
@@ -237,8 +249,8 @@ impl ProviderContext {
     ) -> Result<(), pg::Error> {
         let ClaimedChange { row, esim, .. } = change;
         let settling = self.database.run(async |connection| match row {
-            ChangeRow::GiveBack => {
-                esim_requests::settle(connection, &esim.topup_id, &settlement).await
+            ChangeRow::Asked(asked) => {
+                esim_requests::settle(connection, &esim.topup_id, asked, &settlement).await
             }
             ChangeRow::Extension(id, _) => extensions::settle(connection, id, &settlement).await,
         });
@@ -246,11 +258,12 @@ impl ProviderContext {
         let Some(state) = state.filter(|state| moved && state.is_over()) else {
             return Ok(());
         };
-        let kind = row.kind();
         let name = row.state_name(state);
-        self.calls.metrics.esim_change(kind, &self.calls.name, name);
+        if let Some(kind) = row.kind() {
+            self.calls.metrics.esim_change(kind, &self.calls.name, name);
+        }
         let said = settlement.reason.and_then(|(_, said)| said);
-        if state == EsimChangeState::Parked {
+        if let Some(kind) = row.kind().filter(|_| state == EsimChangeState::Parked) {
             tracing::error!(
                 topup.id = %esim.topup_id,
                 order.id = %esim.order_id,
@@ -269,10 +282,10 @@ impl ProviderContext {
                 order.id = %esim.order_id,
                 partner.id = %esim.partner_id,
                 provider.name = self.calls.name,
+                change = row.word(),
                 state = name,
                 said,
-                "{} has ended",
-                kind.with_article()
+                "a change to a delivered eSIM has ended"
             );
         }
         Ok(())

@@ -30,6 +30,6 @@ pub use provider::{
     DeliveredEsim, EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
     LookUpResponse, OpenQuestion, PacedCalls, ProfileFault, Provider, ProviderConnection,
     ProviderFacts, ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse,
-    RefusedProduct, ReportSubject, Trouble,
+    RefusedProduct, ReportSubject, SuspendResponse, Trouble,
 };
 pub use text::ProviderId;

@@ -1,6 +1,6 @@
 //! What becomes of a unit after its delivery: how much of its data is used, what is added to it,
-//! and whether it can be given back. It follows from the script of its option, from its age and
-//! from the ledger, so all protocols and a restarted sandbox agree on it.
+//! whether it is suspended, and whether it can be given back. It follows from the script of its
+//! option, from its age and from the ledger, so all protocols and a restarted sandbox agree on it.
 
 use std::sync::Arc;
 
@@ -49,6 +49,7 @@ pub struct UnitInUse {
     pub bought_at: OffsetDateTime,
     pub is_installed: bool,
     pub is_canceled: bool,
+    pub is_suspended: bool,
     /// Bytes.
     pub used: u64,
     pub total: u64,
@@ -124,6 +125,7 @@ pub fn of(
         bought_at: purchase.at,
         is_installed,
         is_canceled,
+        is_suspended: ledger.is_suspended(unit),
         used: match after {
             AfterDeliveryScript::RunsOut => running_out(now - purchase.at),
             _ if is_installed => USED,
@@ -163,7 +165,11 @@ pub async fn extend(
     };
     let now = clock::now();
     let script = script::of(&option_id);
-    if esim.is_canceled || esim.ends_at <= now || script.at_extend == AtExtend::HasExpired {
+    if esim.is_canceled
+        || esim.is_suspended
+        || esim.ends_at <= now
+        || script.at_extend == AtExtend::HasExpired
+    {
         return Ok(ExtendResult::Over);
     }
     let attempts = if extension_id.is_empty() {
@@ -231,4 +237,38 @@ pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, 
         (_, true) => Ok(GiveBackResult::Again),
         (_, false) => Ok(GiveBackResult::Done),
     }
+}
+
+/// How a request to suspend or to resume a unit ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuspendResult {
+    Done,
+    /// The eSIM has expired, or is cancelled.
+    Over,
+    /// There is no such unit.
+    Unknown,
+}
+
+/// Suspends a unit, or resumes it. The unit whose give-back is answered with 500 answers this so,
+/// too, if it changes anything.
+pub fn suspend(
+    sandbox: &Sandbox,
+    unit: UnitNumber,
+    suspend: bool,
+) -> Result<SuspendResult, SandboxError> {
+    let Some((_, after)) = find(sandbox, unit) else {
+        return Ok(SuspendResult::Unknown);
+    };
+    let Some(esim) = look(sandbox, Some(unit))? else {
+        return Ok(SuspendResult::Unknown);
+    };
+    if esim.is_canceled || esim.ends_at <= clock::now() {
+        return Ok(SuspendResult::Over);
+    }
+    let suspended = sandbox.ledger.suspend(unit, suspend);
+    suspended.map_err(SandboxError::Ledger)?;
+    if after == AfterDeliveryScript::LostReturn && esim.is_suspended != suspend {
+        return Err(SandboxError::Failed);
+    }
+    Ok(SuspendResult::Done)
 }

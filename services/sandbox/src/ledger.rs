@@ -51,6 +51,11 @@ enum Record<P> {
         at_ms: i64,
         unit: UnitNumber,
     },
+    /// A unit was suspended, or resumed with `false`.
+    Suspended {
+        unit: UnitNumber,
+        suspended: bool,
+    },
 }
 
 #[derive(Deserialize, Serialize)]
@@ -129,6 +134,7 @@ struct Accounts {
     /// In the order of their sale.
     extensions: Vec<LedgerExtension>,
     canceled: BTreeSet<UnitNumber>,
+    suspended: BTreeSet<UnitNumber>,
 }
 
 impl Ledger {
@@ -166,6 +172,10 @@ impl Ledger {
                 (Record::Canceled { unit, .. }, _) => {
                     ensure!(accounts.sold(unit), "unit {unit} was never bought");
                     accounts.canceled.insert(unit);
+                }
+                (Record::Suspended { unit, suspended }, _) => {
+                    ensure!(accounts.sold(unit), "unit {unit} was never bought");
+                    accounts.suspend(unit, suspended);
                 }
             }
             Ok(())
@@ -280,6 +290,21 @@ impl Ledger {
         Ok(true)
     }
 
+    /// Suspends a unit that was bought, or resumes it. What is so already changes nothing.
+    pub fn suspend(&self, unit: UnitNumber, suspended: bool) -> io::Result<()> {
+        let mut books = self.lock();
+        let Books { journal, accounts } = &mut *books;
+        if accounts.suspended.contains(&unit) != suspended {
+            journal.append(&Record::<()>::Suspended { unit, suspended })?;
+            accounts.suspend(unit, suspended);
+        }
+        Ok(())
+    }
+
+    pub fn is_suspended(&self, unit: UnitNumber) -> bool {
+        self.lock().accounts.suspended.contains(&unit)
+    }
+
     pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> ProfileAnswer {
         profile::profile(self.seed, unit, bought_at)
     }
@@ -312,8 +337,14 @@ impl Ledger {
         let extensions = self.extensions(|one| order_id.is_none_or(|id| id == one.extension_id));
         // Counted after the lock is released, because counting may take long and purchases must not
         // wait for it.
+        let suspended = self.lock().accounts.suspended.clone();
+        let suspended = purchases
+            .iter()
+            .flat_map(|one| suspended.range(one.unit_numbers()))
+            .map(ToString::to_string);
         let summary = LedgerSummary::of(&purchases, &canceled, order_id.is_some());
         LedgerSummary {
+            suspended: suspended.collect(),
             extensions: extensions.into_iter().map(ExtensionSummary::of).collect(),
             ..summary
         }
@@ -355,6 +386,14 @@ impl Ledger {
 }
 
 impl Accounts {
+    fn suspend(&mut self, unit: UnitNumber, suspended: bool) {
+        if suspended {
+            self.suspended.insert(unit);
+        } else {
+            self.suspended.remove(&unit);
+        }
+    }
+
     fn start(&mut self, first_unit: UnitNumber) {
         self.first_unit = first_unit;
         self.next_unit = first_unit;

@@ -29,7 +29,7 @@ pub mod code {
     pub const CANCELED_BEFORE: &str = "9002";
     /// In a cancellation: the eSIM is installed.
     pub const INSTALLED: &str = "9004";
-    /// In an extension: the state of the eSIM does not allow it. Made up.
+    /// In an extension or a suspension: the state of the eSIM does not allow it. Made up.
     pub const OVER: &str = "9006";
     /// In a query: there is no such topup.
     pub const QUERY_NO_TOPUP: &str = "1001";
@@ -263,6 +263,7 @@ pub struct UnitUsage {
     pub topup_id: String,
     pub installed: bool,
     pub canceled: bool,
+    pub suspended: bool,
     pub used_bytes: u64,
     pub total_bytes: u64,
     #[serde(with = "time::serde::rfc3339")]

@@ -32,7 +32,7 @@ use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
-    after::{self, ExtendResult, GiveBackResult, UnitInUse},
+    after::{self, ExtendResult, GiveBackResult, SuspendResult, UnitInUse},
     auth::AuthenticRequest,
     error::SandboxError,
     faults::{Ending, Faults},
@@ -77,6 +77,8 @@ pub(crate) fn router(sandbox: Sandbox, further: FurtherProtocols) -> Router {
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route("/api/v2/suspend/{topup_id}", post(suspend))
+        .route("/api/v2/resume/{topup_id}", post(resume))
         .route(EXTEND, post(extend))
         .route("/api/v2/extend/{extension_id}", get(extension))
         .route("/api/v2/topup/{topup_id}", get(topup))
@@ -239,6 +241,44 @@ async fn cancel(
         GiveBackResult::Again => (code::CANCELED_BEFORE, "The topup is already canceled"),
         GiveBackResult::Installed => (code::INSTALLED, "The eSIM is installed"),
         GiveBackResult::Unknown => return Err(SandboxError::UnknownTopup),
+    };
+    Ok(Json(Status {
+        code,
+        message: message.into(),
+    }))
+}
+
+/// Suspends a unit. USIMSA has no such call.
+async fn suspend(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Status>, SandboxError> {
+    change_suspension(&sandbox, topup_id, true)
+}
+
+/// Resumes a unit that is suspended.
+async fn resume(
+    State(sandbox): State<Sandbox>,
+    _: AuthenticRequest,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Status>, SandboxError> {
+    change_suspension(&sandbox, topup_id, false)
+}
+
+fn change_suspension(
+    sandbox: &Sandbox,
+    topup_id: Result<Path<String>, PathRejection>,
+    suspend: bool,
+) -> Result<Json<Status>, SandboxError> {
+    let unit = topup_id
+        .ok()
+        .and_then(|Path(id)| id.parse().ok())
+        .ok_or(SandboxError::UnknownTopup)?;
+    let (code, message) = match after::suspend(sandbox, unit, suspend)? {
+        SuspendResult::Done => (code::OK, ""),
+        SuspendResult::Over => (code::OVER, "The eSIM has expired"),
+        SuspendResult::Unknown => return Err(SandboxError::UnknownTopup),
     };
     Ok(Json(Status {
         code,
@@ -453,6 +493,7 @@ async fn usage(
             topup_id: esim.unit.to_string(),
             installed: esim.is_installed,
             canceled: esim.is_canceled,
+            suspended: esim.is_suspended,
             used_bytes: esim.used,
             total_bytes: esim.total,
             ends_at: esim.ends_at,

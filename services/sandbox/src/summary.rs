@@ -25,6 +25,9 @@ pub struct LedgerSummary {
     /// The extensions, in the order of their sale.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<ExtensionSummary>,
+    /// The units that are suspended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub suspended: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -117,6 +120,7 @@ impl LedgerSummary {
             canceled: orders.iter().map(|order| order.canceled).sum(),
             orders,
             extensions: Vec::new(),
+            suspended: Vec::new(),
         }
     }
 }

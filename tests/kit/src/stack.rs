@@ -45,6 +45,9 @@ pub struct Ledger {
     pub orders: Vec<LedgerOrder>,
     #[serde(default)]
     pub extensions: Vec<LedgerExtension>,
+    /// The units that are suspended.
+    #[serde(default)]
+    pub suspended: Vec<String>,
 }
 
 /// What was added to an eSIM.

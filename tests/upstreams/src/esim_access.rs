@@ -30,7 +30,7 @@ use time::{
 
 use sandbox::{
     Sandbox, SandboxCredentials,
-    after::{self, ExtendResult, GiveBackResult, UnitInUse},
+    after::{self, ExtendResult, GiveBackResult, SuspendResult, UnitInUse},
     channel::CallbackMessage,
     error::SandboxError,
     garble::{self, AnswerShape},
@@ -106,6 +106,8 @@ pub fn routes() -> Router<Upstreams> {
         .route(TOP_UP, post(top_up))
         .route("/api/v1/open/esim/query", post(query))
         .route("/api/v1/open/esim/cancel", post(cancel))
+        .route("/api/v1/open/esim/suspend", post(suspend))
+        .route("/api/v1/open/esim/unsuspend", post(unsuspend))
         .route("/api/v1/open/esim/usage/query", post(usage))
         .route("/api/v1/open/balance/query", post(balance))
         .route("/api/v1/open/package/list", post(packages))
@@ -439,6 +441,32 @@ async fn cancel(State(upstreams): State<Upstreams>, Signed(cancel): Signed<Cance
     }
 }
 
+async fn suspend(State(upstreams): State<Upstreams>, Signed(asked): Signed<Cancel>) -> Response {
+    change_suspension(&upstreams, &asked, true)
+}
+
+async fn unsuspend(State(upstreams): State<Upstreams>, Signed(asked): Signed<Cancel>) -> Response {
+    change_suspension(&upstreams, &asked, false)
+}
+
+/// Suspends an eSIM, or resumes it. What a repeat is answered is not documented, so it is refused
+/// for the eSIM's state.
+fn change_suspension(upstreams: &Upstreams, asked: &Cancel, suspend: bool) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let Ok(unit) = asked.esim_tran_no.parse() else {
+        return NO_ESIM.into_response();
+    };
+    if sandbox.ledger.is_suspended(unit) == suspend {
+        return OVER.into_response();
+    }
+    match after::suspend(sandbox, unit, suspend) {
+        Ok(SuspendResult::Done) => Json(done(&json!({}))).into_response(),
+        Ok(SuspendResult::Over) => OVER.into_response(),
+        Ok(SuspendResult::Unknown) => NO_ESIM.into_response(),
+        Err(error) => failed(error),
+    }
+}
+
 /// Adds a package to an eSIM. What a repeat of a transaction id does here is not documented, so it
 /// adds again.
 async fn top_up(State(upstreams): State<Upstreams>, Signed(asked): Signed<TopUp>) -> Response {
@@ -556,6 +584,7 @@ fn allocated(upstreams: &Upstreams, purchase: &LedgerPurchase, shown: &UnitView)
     let scripted = SCRIPTED.get(shown.option_id).copied();
     let status = match (is_ready, esim.is_installed) {
         (false, _) => "CANCEL",
+        (true, _) if esim.is_suspended => "SUSPENDED",
         (true, false) if is_over => "UNUSED_EXPIRED",
         (true, false) => scripted.unwrap_or("GOT_RESOURCE"),
         (true, true) if is_over => "USED_EXPIRED",

@@ -115,8 +115,8 @@ pub async fn order(
                    JOIN topups t ON t.placement_id = p.placement_id
                    WHERE p.order_id = $1
                      -- A sub-select for each unit, because PostgreSQL could join a whole table instead.
-                     AND ((SELECT r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
-                           WHERE r.topup_id = t.topup_id)
+                     AND ((SELECT r.give_back IN ('asked', 'sending', 'parked') OR r.suspension IN ('asked', 'sending')
+                           FROM esim_requests r WHERE r.topup_id = t.topup_id)
                           OR (SELECT true FROM extensions x
                               WHERE x.topup_id = t.topup_id AND x.state IN ('asked', 'sending', 'parked'))
                           OR coalesce((SELECT d.state = 'pending' FROM deliveries d

@@ -1,4 +1,5 @@
-//! What a partner asks about its delivered eSIMs: their data use, and to give them back. Ingress
+//! What a partner asks about its delivered eSIMs: their data use, to give them back, and to suspend
+//! and resume them. Ingress
 //! stores the request and waits for the answer; a provisioner asks the provider
 //! ([`store::esim_requests`]), because only provisioners hold the credentials of providers.
 
@@ -14,7 +15,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    esim_requests::{EsimChangeReason, Reading, UsageFailure},
+    esim_requests::{AskedChange, EsimChangeReason, Reading, UsageFailure},
 };
 use time::OffsetDateTime;
 
@@ -36,19 +37,21 @@ pub struct EsimRequests {
     pub reading: Option<(Reading, OffsetDateTime, Duration)>,
     /// Why the last question has no answer, and how long ago that was recorded.
     pub failure: Option<(UsageFailure, Duration)>,
-    pub give_back: Option<GiveBackView>,
+    pub give_back: Option<EsimChangeView>,
+    /// The last wish to suspend it (true) or to resume it, and what became of it.
+    pub suspension: Option<(bool, EsimChangeView)>,
     /// Whether it is being extended.
     pub extending: bool,
-    /// Whether its provider has sold it instead of extending another one. It cannot be given back,
-    /// because the purchase of the topup is that of the other one.
+    /// Whether its provider has sold it instead of extending another one. It can be neither given
+    /// back nor suspended, because the purchase of the topup is that of the other one.
     pub is_replacement: bool,
     /// Since when it is downloaded and not installed, if its provider has said so again.
     pub in_trouble_since: Option<OffsetDateTime>,
 }
 
-/// A give-back as its partner sees it.
+/// A give-back or a suspension as its partner sees it.
 #[derive(Clone, Debug)]
-pub struct GiveBackView {
+pub struct EsimChangeView {
     pub state: EsimChangeState,
     pub asked_at: OffsetDateTime,
     pub ended_at: Option<OffsetDateTime>,
@@ -74,6 +77,9 @@ pub async fn requests(
                   extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
                   r.give_back AS "give_back?", r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "ended_at?",
                   r.reason AS "reason?", r.message AS "message?",
+                  r.suspend AS "suspend?", r.suspension AS "suspension?", r.suspension_asked_at AS "suspension_asked_at?",
+                  r.suspension_ended_at AS "suspension_ended_at?", r.suspension_reason AS "suspension_reason?",
+                  r.suspension_message AS "suspension_message?",
                   EXISTS (SELECT FROM extensions x
                           WHERE x.topup_id = u.topup_id AND x.state IN ('asked', 'sending', 'parked')) AS "extending!",
                   EXISTS (SELECT FROM extensions x WHERE x.topup_id = u.topup_id AND x.has_new_profile) AS "is_replacement!"
@@ -102,13 +108,26 @@ pub async fn requests(
         .and_then(|name| name.parse().ok())
         .zip(row.failure_age.map(age));
     let give_back = match (row.give_back, row.give_back_asked_at) {
-        (Some(state), Some(asked_at)) => Some(GiveBackView {
+        (Some(state), Some(asked_at)) => Some(EsimChangeView {
             state: state.parse()?,
             asked_at,
             ended_at: row.ended_at,
             reason: row.reason.and_then(|name| name.parse().ok()),
             message: row.message,
         }),
+        _ => None,
+    };
+    let suspension = match (row.suspend, row.suspension, row.suspension_asked_at) {
+        (Some(suspend), Some(state), Some(asked_at)) => {
+            let view = EsimChangeView {
+                state: AskedChange::Suspension(suspend).state_named(&state)?,
+                asked_at,
+                ended_at: row.suspension_ended_at,
+                reason: row.suspension_reason.and_then(|name| name.parse().ok()),
+                message: row.suspension_message,
+            };
+            Some((suspend, view))
+        }
         _ => None,
     };
     Ok(Unflushed::of(Some(EsimRequests {
@@ -124,6 +143,7 @@ pub async fn requests(
         reading,
         failure,
         give_back,
+        suspension,
         extending: row.extending,
         is_replacement: row.is_replacement,
         in_trouble_since: row.in_trouble_since,
@@ -232,6 +252,8 @@ async fn make_due(
              SELECT 'usage' AS kind WHERE r.usage_asked_at IS NOT NULL
              UNION ALL
              SELECT 'give_back' WHERE r.give_back IN ('asked', 'sending')
+             UNION ALL
+             SELECT 'suspend' WHERE r.suspension IN ('asked', 'sending')
          ) asked
          WHERE r.topup_id = $2 AND r.partner_id = $1
          ON CONFLICT DO NOTHING",
@@ -293,5 +315,50 @@ pub async fn give_back(
             actions::record(transaction, action, 1, changed).await?;
         }
         Ok(TransactionEnd::Commit(asked))
+    })
+}
+
+/// Asks to suspend a ready unit of the partner, or to resume it. While another wish about it is
+/// under way, it stays as it is. So does an eSIM that its provider has sold instead of an
+/// extension, because calls would name the one before.
+pub async fn ask_suspension(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+    suspend: bool,
+) -> Result<()> {
+    transaction!(connection, "esims::ask_suspension", |transaction| {
+        keep_order(transaction, topup_id).await?;
+        let statement = sqlx::query!(
+            "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, suspend, suspension, suspension_asked_at)
+             SELECT u.topup_id, u.partner_id, e.provider, $3, 'asked', now()
+             FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
+             WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+               AND NOT EXISTS (SELECT FROM extensions x WHERE x.topup_id = $2 AND x.has_new_profile)
+             ON CONFLICT (topup_id) DO UPDATE
+             SET suspend = excluded.suspend, suspension = 'asked', suspension_asked_at = now(), suspension_not_done_at = NULL,
+                 suspension_reason = NULL, suspension_message = NULL, suspension_ended_at = NULL
+             WHERE r.suspension IS NULL OR r.suspension IN ('done', 'refused', 'parked')",
+            partner_id.uuid(),
+            topup_id.as_str(),
+            suspend,
+        );
+        let asked = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+        make_due(transaction, partner_id, topup_id).await?;
+        if asked {
+            let action = Action {
+                actor: Actor::PARTNER,
+                command: if suspend {
+                    domain::Command::TopupSuspend
+                } else {
+                    domain::Command::TopupResume
+                },
+                target: &format!("topup {}", topup_id.as_str()),
+                reason: REASON,
+            };
+            let changed = ActionChange::created(json!({ "suspend": suspend }));
+            actions::record(transaction, action, 1, changed).await?;
+        }
+        Ok(TransactionEnd::Commit(()))
     })
 }

@@ -17,8 +17,8 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     esim_requests::{
-        self, ClaimedRequest, EsimChangeReason, EsimChangeSettlement, Reading, RequestClaim,
-        UsageFailure,
+        self, AskedChange, ClaimedRequest, EsimChangeReason, EsimChangeSettlement, Reading,
+        RequestClaim, UsageFailure,
     },
     providers::{self, StoredReport},
     work::WorkLook,
@@ -186,7 +186,7 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     let claimed = bench.claim_requests().await;
     let asked: Vec<(bool, bool)> = claimed
         .iter()
-        .map(|one| (one.usage_asked, one.give_back.is_some()))
+        .map(|one| (one.usage_asked, one.change.is_some()))
         .collect();
     assert!(
         asked.len() == 2 && asked.contains(&(true, true)) && asked.contains(&(true, false)),
@@ -204,7 +204,8 @@ async fn what_is_asked_is_work_until_it_is_answered() {
         again_in: MINUTE,
         ..EsimChangeSettlement::default()
     };
-    let settled = esim_requests::settle(&mut connection, &topup, &refused).await;
+    let settled =
+        esim_requests::settle(&mut connection, &topup, AskedChange::GiveBack, &refused).await;
     assert_eq!(settled.unwrap(), (Some(EsimChangeState::Refused), true));
     let kinds = "SELECT count(*) FROM work WHERE lane = $1";
     assert_eq!(bench.value::<i64>(kinds, &topup).await, 0);
@@ -240,9 +241,14 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         // asked any more.
                     }
                     EsimChangeEvent::Begin => {
-                        let begun = esim_requests::begin(&mut connection, &topup, start)
-                            .await
-                            .unwrap();
+                        let begun = esim_requests::begin(
+                            &mut connection,
+                            &topup,
+                            AskedChange::GiveBack,
+                            start,
+                        )
+                        .await
+                        .unwrap();
                         let is_begun = expected.attempt > ATTEMPT;
                         assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
                     }
@@ -266,10 +272,14 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                             again_in: MINUTE,
                             ..EsimChangeSettlement::default()
                         };
-                        let (now, moved) =
-                            esim_requests::settle(&mut connection, &topup, &settlement)
-                                .await
-                                .unwrap();
+                        let (now, moved) = esim_requests::settle(
+                            &mut connection,
+                            &topup,
+                            AskedChange::GiveBack,
+                            &settlement,
+                        )
+                        .await
+                        .unwrap();
                         assert_eq!(now, Some(expected.state), "{start:?} {event:?}");
                         assert_eq!(moved, start.after(event).is_ok(), "{start:?} {event:?}");
                         assert_eq!(
@@ -314,9 +324,10 @@ async fn only_one_process_sends_an_attempt() {
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].esim.topup_id, topup);
     assert!(bench.claim_requests().await.is_empty(), "it is leased");
-    let read = claimed[0].give_back.unwrap().now;
+    let read = claimed[0].change.unwrap().1.now;
     for expected in [Some(1), None] {
-        let begun = esim_requests::begin(&mut connection, &topup, read).await;
+        let begun =
+            esim_requests::begin(&mut connection, &topup, AskedChange::GiveBack, read).await;
         assert_eq!(begun.unwrap(), expected);
     }
 }
@@ -657,4 +668,104 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         .await
         .unwrap();
     assert!(listed.is_empty());
+}
+
+/// A suspension moves as a give-back does, and is asked for anew from each end. What is told of a
+/// wish that another one has followed changes nothing.
+#[tokio::test]
+async fn each_statement_moves_a_suspension_as_the_machine_does() {
+    const WISH: AskedChange = AskedChange::Suspension(true);
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    let stored = async || {
+        let query =
+            "SELECT suspend, suspension, suspension_attempt, suspension_not_done_at IS NOT NULL
+                     FROM esim_requests WHERE topup_id = $1";
+        let row: (bool, String, i32, bool) = sqlx::query_as(query)
+            .bind(topup.as_str())
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+        let change = EsimChange {
+            state: WISH.state_named(&row.1).unwrap(),
+            attempt: u32::try_from(row.2).unwrap(),
+            not_done: row.3,
+        };
+        (row.0, change)
+    };
+    esims::ask_suspension(&mut connection, partner, &topup, true)
+        .await
+        .unwrap();
+    assert_eq!(stored().await, (true, EsimChange::NEW));
+    for state in STATES {
+        for not_done in [false, true] {
+            let start = EsimChange {
+                state,
+                attempt: ATTEMPT,
+                not_done,
+            };
+            let put = async |connection: &mut PgConnection| {
+                let not_done_at = if not_done { "now()" } else { "NULL" };
+                let put = format!(
+                    "UPDATE esim_requests SET suspend = true, suspension = '{}', suspension_attempt = {ATTEMPT},
+                            suspension_not_done_at = {not_done_at} WHERE topup_id = '{topup}'",
+                    WISH.state_name(state),
+                );
+                execute(connection, &put).await;
+            };
+            for event in events() {
+                put(&mut connection).await;
+                let expected = start.after(event).unwrap_or(start);
+                match event {
+                    EsimChangeEvent::Ask | EsimChangeEvent::FoundNotDone => continue,
+                    EsimChangeEvent::Begin => {
+                        let begun = esim_requests::begin(&mut connection, &topup, WISH, start)
+                            .await
+                            .unwrap();
+                        let is_begun = expected.attempt > ATTEMPT;
+                        assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
+                    }
+                    _ => {
+                        let settlement = EsimChangeSettlement {
+                            event: Some(event),
+                            again_in: MINUTE,
+                            ..EsimChangeSettlement::default()
+                        };
+                        let settled =
+                            esim_requests::settle(&mut connection, &topup, WISH, &settlement).await;
+                        let moved = start.after(event).is_ok();
+                        assert_eq!(settled.unwrap(), (Some(expected.state), moved), "{start:?}");
+                        let other = AskedChange::Suspension(false);
+                        let settled =
+                            esim_requests::settle(&mut connection, &topup, other, &settlement)
+                                .await;
+                        assert_eq!(settled.unwrap(), (None, false), "{start:?}");
+                    }
+                }
+                let (_, now) = stored().await;
+                assert_eq!(
+                    (now.state, now.attempt),
+                    (expected.state, expected.attempt),
+                    "{start:?} {event:?}"
+                );
+            }
+            // The next wish waits until this one has ended, and the attempts are counted on.
+            put(&mut connection).await;
+            esims::ask_suspension(&mut connection, partner, &topup, false)
+                .await
+                .unwrap();
+            let expected = if state.is_over() {
+                let asked = EsimChange {
+                    attempt: ATTEMPT,
+                    ..EsimChange::NEW
+                };
+                (false, asked)
+            } else {
+                (true, start)
+            };
+            assert_eq!(stored().await, expected, "{start:?}");
+        }
+    }
 }

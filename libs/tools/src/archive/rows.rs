@@ -138,8 +138,9 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
                   OR (SELECT true FROM work w WHERE w.id = derived_id('report', unit.topup_id))
-                  OR (SELECT r.usage_asked_at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
-                      WHERE r.topup_id = unit.topup_id)
+                  OR (SELECT r.usage_asked_at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked')
+                             OR r.suspension IN ('asked', 'sending')
+                      FROM esim_requests r WHERE r.topup_id = unit.topup_id)
                   OR (SELECT true FROM extensions x
                       WHERE x.topup_id = unit.topup_id AND x.state IN ('asked', 'sending', 'parked'))
                UNION ALL

@@ -53,6 +53,8 @@ fn words(command: Command) -> &'static str {
         Command::AskUsage => "asked for data use",
         Command::ProviderReconcile => "asked a provider which purchases it has",
         Command::GiveBack => "asked to give an eSIM back",
+        Command::TopupSuspend => "asked to suspend an eSIM",
+        Command::TopupResume => "asked to resume an eSIM",
         Command::ExtensionAdded => "said that an extension was added",
         Command::ExtensionNotAdded => "said that an extension was not added",
         Command::GiveBackNotReturned => "said that an eSIM was not taken back",

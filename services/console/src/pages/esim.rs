@@ -90,7 +90,33 @@ fn usage(asked: &EsimRequests, session: &ConsoleSession) -> Vec<(&'static str, S
         };
         said.push(("Data use", why.to_owned()));
     }
+    said.extend(suspension(asked, session));
     said
+}
+
+/// What became of the partner's last request to suspend or to resume the eSIM.
+fn suspension(asked: &EsimRequests, session: &ConsoleSession) -> Option<(&'static str, String)> {
+    let (suspend, view) = asked.suspension.as_ref()?;
+    let wish = if *suspend { "suspend" } else { "resume" };
+    let what = match view.state {
+        EsimChangeState::Asked | EsimChangeState::Sending => {
+            format!("its partner asked to {wish} it, the answer is awaited")
+        }
+        EsimChangeState::Done if *suspend => "yes".to_owned(),
+        EsimChangeState::Done => "no, it was resumed".to_owned(),
+        EsimChangeState::Refused => format!("the request to {wish} it was refused"),
+        EsimChangeState::Parked => {
+            format!(
+                "its provider did not say whether it could {wish} it; its partner can ask again"
+            )
+        }
+    };
+    let said = view.message.as_deref().map(|said| format!(": {said}"));
+    let at = relative(session.times.now, view.ended_at.unwrap_or(view.asked_at));
+    Some((
+        "Suspended",
+        format!("{what}{}, {at}", said.unwrap_or_default()),
+    ))
 }
 
 fn megabytes(bytes: u64) -> String {
@@ -213,7 +239,11 @@ pub(crate) async fn show(
             .map(|at| session.times.both(at))
             .unwrap_or_default(),
         usage: usage(&asked, session),
-        live: asked.usage_open,
+        live: asked.usage_open
+            || asked
+                .suspension
+                .as_ref()
+                .is_some_and(|(_, view)| !view.state.is_over()),
         unit: unit_row(&app, &order, unit, (&endpoints, session)),
         order,
     })

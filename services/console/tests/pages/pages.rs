@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use console::access::OperatorRole;
-use desk::operator::placements::parking;
+use desk::{operator::placements::parking, self_service::esims};
 use pg::{
     PgConnection, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
@@ -431,5 +431,33 @@ async fn the_figures_alone_answer_htmx_and_no_cache_mixes_the_two_up() {
     );
     let paused = text(&mut browser, "/?paused=1").await;
     assert!(!paused.contains("every 5s"), "{paused}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_of_an_esim_says_whether_it_is_suspended() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    esims::ask_suspension(&mut connection, bench.partner, &bench.topup, true)
+        .await
+        .unwrap();
+    let page = format!("/esims/{}", bench.topup);
+    let asked = text(&mut browser, &page).await;
+    has(
+        &asked,
+        "its partner asked to suspend it, the answer is awaited",
+    );
+    for (state, said) in [("done", "yes, "), ("refused", "was refused: it is over, ")] {
+        sqlx::query("UPDATE esim_requests SET suspension = $1, suspension_message = $2, suspension_ended_at = now()")
+            .bind(state)
+            .bind((state == "refused").then_some("it is over"))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        has(&text(&mut browser, &page).await, said);
+    }
+    let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
+    has(&order, "asked to suspend an eSIM");
     bench.stop().await;
 }

@@ -34,9 +34,9 @@ use crate::{
 };
 
 /// Maximum number of questions per second of one partner that go to a provider. These are `GET
-/// …/topups/{topup_id}/usage` without an answer that is new enough, and `POST
-/// …/topups/{topup_id}/give-back`. Further ones get a 429 with Retry-After. The calls to a provider
-/// are few (`PROVIDER_RATE`), and purchases need them, too.
+/// …/topups/{topup_id}/usage` without an answer that is new enough, and the changes to an eSIM,
+/// such as `POST …/topups/{topup_id}/give-back`. Further ones get a 429 with Retry-After. The calls
+/// to a provider are few (`PROVIDER_RATE`), and purchases need them, too.
 const PARTNER_ESIM_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
 
 /// After this time without requests, the state of a partner may be dropped, if its bursts are full

@@ -455,6 +455,27 @@ pub(crate) enum ErrorCode {
 
     #[strum(props(
         status = 409,
+        message = "The provider of this eSIM neither suspends nor resumes eSIMs"
+    ))]
+    SuspensionNotAvailable,
+
+    #[strum(props(
+        status = 409,
+        message = "The provider neither suspends nor resumes this eSIM: {}"
+    ))]
+    SuspensionRefused,
+
+    #[strum(props(status = 409, message = "The eSIM is as it was; ask again later"))]
+    SuspensionFailed,
+
+    #[strum(props(
+        status = 409,
+        message = "The opposite request about this eSIM is under way"
+    ))]
+    SuspensionOpen,
+
+    #[strum(props(
+        status = 409,
         message = "The external_id names another extension of your account"
     ))]
     ExtensionDiffers,

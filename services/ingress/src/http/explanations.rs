@@ -379,6 +379,22 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
         ErrorCode::GiveBackOpen => {
             "The eSIM is being given back, or may be, so it cannot be extended."
         }
+        ErrorCode::SuspensionNotAvailable => {
+            "The provider of this eSIM neither suspends nor resumes eSIMs. Asking again does not \
+             help."
+        }
+        ErrorCode::SuspensionRefused => {
+            "The provider neither suspends nor resumes this eSIM; the message says why if the \
+             provider did. For example, it has expired. It is as it was."
+        }
+        ErrorCode::SuspensionFailed => {
+            "The eSIM is as it was, because its provider could not be asked for half an hour. Ask \
+             again later."
+        }
+        ErrorCode::SuspensionOpen => {
+            "You have asked for the opposite, to resume or to suspend the eSIM, and that is under \
+             way. Ask again when it has ended."
+        }
         ErrorCode::ExtensionDiffers => {
             "You have ordered another extension with this external_id: of another eSIM, or by \
              another option. This request bought nothing. Use a new id."

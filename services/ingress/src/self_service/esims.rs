@@ -15,7 +15,7 @@ use desk::{
     archived::is_topup_archived,
     self_service::{
         PartnerUnitState,
-        esims::{self, EsimRequests, GiveBackView},
+        esims::{self, EsimChangeView, EsimRequests},
     },
 };
 use domain::{EsimChangeState, TopupId};
@@ -147,7 +147,7 @@ struct GivenBack<'a> {
 }
 
 impl<'a> GivenBack<'a> {
-    fn new(topup_id: &'a TopupId, asked: Option<&GiveBackView>) -> Self {
+    fn new(topup_id: &'a TopupId, asked: Option<&EsimChangeView>) -> Self {
         let state = asked.map_or(State::NotAsked, |asked| match asked.state {
             EsimChangeState::Asked | EsimChangeState::Sending => State::UnderWay,
             EsimChangeState::Parked => State::OnHold,
@@ -167,7 +167,7 @@ impl<'a> GivenBack<'a> {
 }
 
 /// The code and the message of a refused give-back.
-fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
+fn refusal(refused: &EsimChangeView) -> (ErrorCode, String) {
     let code = match refused.reason {
         Some(EsimChangeReason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
         Some(EsimChangeReason::Installed) => ErrorCode::EsimInstalled,
@@ -213,7 +213,7 @@ pub(super) fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
 }
 
 /// Looks at the row of a unit until `is_answered`, the time is over or the process stops.
-async fn wait(
+pub(super) async fn wait(
     session: &Session,
     id: &TopupId,
     is_answered: impl Fn(&EsimRequests) -> bool,
@@ -350,7 +350,7 @@ pub(super) async fn give_back(
             .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
         asking.await?;
     }
-    let is_over = |asked: &GiveBackView| asked.state.is_over();
+    let is_over = |asked: &EsimChangeView| asked.state.is_over();
     let after = wait(&session, &id, |requests| {
         requests.give_back.as_ref().is_some_and(is_over)
     })

@@ -407,6 +407,7 @@ impl ProviderFacts for Airalo {
             callbacks: true,
             cancel: false,
             give_back: false,
+            suspend: false,
             usage: true,
             extend: Some(FindExtension::ById),
             balance: true,

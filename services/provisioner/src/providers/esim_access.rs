@@ -42,7 +42,7 @@ use super::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
         EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
         OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse,
-        RefusedProduct, Trouble,
+        RefusedProduct, SuspendResponse, Trouble,
     },
     text::{ProviderId, one_line},
 };
@@ -50,6 +50,8 @@ use super::{
 const ORDER: &str = "/api/v1/open/esim/order";
 const CANCEL: &str = "/api/v1/open/esim/cancel";
 const BALANCE: &str = "/api/v1/open/balance/query";
+const SUSPEND: &str = "/api/v1/open/esim/suspend";
+const RESUME: &str = "/api/v1/open/esim/unsuspend";
 const USAGE: &str = "/api/v1/open/esim/usage/query";
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
@@ -242,6 +244,7 @@ impl ProviderFacts for EsimAccess {
             callbacks: true,
             cancel: true,
             give_back: true,
+            suspend: true,
             usage: true,
             extend: Some(FindExtension::ByDifference),
             balance: true,
@@ -455,6 +458,21 @@ impl Adapter for EsimAccess {
         let request = json!({ "esimTranNo": esim.unit_id.as_str() });
         match self.client.call(CANCEL, &request).await? {
             Reply::Done(_) => Ok(GiveBackResponse::Returned),
+            Reply::Failed(failure) => Err(failure.trouble_of_change()),
+        }
+    }
+
+    /// Nothing says with which codes it refuses, so a look at the eSIM settles any failure, as it
+    /// does that of a cancellation.
+    async fn suspend(
+        &self,
+        esim: &DeliveredEsim,
+        suspend: bool,
+    ) -> Result<SuspendResponse, Trouble> {
+        let path = if suspend { SUSPEND } else { RESUME };
+        let request = json!({ "esimTranNo": esim.unit_id.as_str() });
+        match self.client.call(path, &request).await? {
+            Reply::Done(_) => Ok(SuspendResponse::Done),
             Reply::Failed(failure) => Err(failure.trouble_of_change()),
         }
     }

@@ -82,6 +82,8 @@ pub struct Capabilities {
     pub cancel: bool,
     /// A delivered eSIM that nobody has installed can be given back.
     pub give_back: bool,
+    /// A delivered eSIM can be suspended and resumed, and the provider shows whether it is.
+    pub suspend: bool,
     /// The provider shows the state of an eSIM: how much of its data is used, and, if it takes
     /// eSIMs back, whether this one is installed or given back.
     pub usage: bool,
@@ -346,6 +348,9 @@ pub struct Balance {
 pub struct EsimStatus {
     pub reading: Reading,
     pub custody: Custody,
+    /// Whether it is suspended; `None` if the provider does not say so, or can neither suspend nor
+    /// resume it in its state.
+    pub suspended: Option<bool>,
 }
 
 /// Whether an eSIM can be given back.
@@ -370,6 +375,15 @@ pub enum GiveBackResponse {
     /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
     /// response "it was given back before" is no refusal but `Returned`, or [`Trouble::Unknown`],
     /// and a look at the eSIM settles it.
+    Refused(String),
+}
+
+/// A definite response to the request to suspend or to resume an eSIM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SuspendResponse {
+    /// The eSIM is as we want it.
+    Done,
+    /// The provider refuses it, and the eSIM stays as it is. The message is one short line.
     Refused(String),
 }
 
@@ -579,6 +593,17 @@ pub(crate) trait Adapter: ProviderFacts {
     ) -> impl Future<Output = Result<GiveBackResponse, Trouble>> + Send {
         undeclared("this provider takes no eSIM back")
     }
+    /// Suspends a delivered eSIM, or resumes it with `false`. Called once for each recorded
+    /// attempt, by the process that recorded it, of an eSIM that is not so yet, and only if
+    /// [`Capabilities::suspend`] and [`Capabilities::usage`] are declared, because an outcome that
+    /// is unknown is settled by looks at the eSIM.
+    fn suspend(
+        &self,
+        _esim: &DeliveredEsim,
+        _suspend: bool,
+    ) -> impl Future<Output = Result<SuspendResponse, Trouble>> + Send {
+        undeclared("this provider suspends no eSIM")
+    }
     /// What can be added to a delivered eSIM now; `None` if the provider has no such list, so that
     /// only our catalogue says it. Like the next three, it is called only if
     /// [`Capabilities::extend`] is declared.
@@ -649,6 +674,11 @@ pub trait Provider: ProviderFacts {
     fn purchases(&self, span: PurchasePeriod, page: u32) -> Calling<'_, ListPage<SoldPurchase>>;
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus>;
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
+    fn suspend<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+        suspend: bool,
+    ) -> Calling<'a, SuspendResponse>;
     fn offers<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Option<Vec<ExtensionOffer>>>;
     fn before_extension<'a>(&'a self, extension: &'a Extension) -> Calling<'a, BeforeExtension>;
     fn extend<'a>(&'a self, extension: &'a Extension) -> Calling<'a, ExtendResponse>;
@@ -686,6 +716,13 @@ impl<A: Adapter> Provider for A {
     }
     fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse> {
         Adapter::give_back(self, esim).boxed()
+    }
+    fn suspend<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+        suspend: bool,
+    ) -> Calling<'a, SuspendResponse> {
+        Adapter::suspend(self, esim, suspend).boxed()
     }
     fn offers<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Option<Vec<ExtensionOffer>>> {
         Adapter::offers(self, esim).boxed()

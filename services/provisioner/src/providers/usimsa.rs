@@ -43,7 +43,7 @@ use super::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
         EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
         LookUpResponse, OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase,
-        PurchaseResponse, RefusedProduct, Trouble,
+        PurchaseResponse, RefusedProduct, SuspendResponse, Trouble,
     },
     text::{ProviderId, one_line},
 };
@@ -54,6 +54,9 @@ const FETCH: &str = "/api/v2/order/{orderId}";
 const DAILY: &str = "/api/v2/topup/{topupId}/usage/daily";
 const DEVICE: &str = "/api/v2/iccid/{iccid}/device";
 const EXTEND: &str = "/api/v2/extend";
+/// USIMSA suspends no eSIM.
+const SUSPEND: &str = "/api/v2/suspend/{topupId}";
+const RESUME: &str = "/api/v2/resume/{topupId}";
 const CANCEL: &str = "/api/v2/cancel/{topupId}";
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
@@ -183,6 +186,7 @@ impl Usimsa {
                 ..Reading::default()
             },
             custody: Custody::Unshown,
+            suspended: None,
         })
     }
 }
@@ -226,6 +230,7 @@ impl ProviderFacts for Usimsa {
             callbacks: true,
             cancel: true,
             give_back: true,
+            suspend: is_sandbox,
             usage: true,
             extend: Some(if is_sandbox {
                 FindExtension::Exact
@@ -453,6 +458,23 @@ impl Adapter for Usimsa {
         match self.dialect {
             Dialect::Usimsa => self.differs(&extension.esim, baseline).await,
             Dialect::Sandbox => self.sandbox_extension(extension).await,
+        }
+    }
+
+    async fn suspend(
+        &self,
+        esim: &DeliveredEsim,
+        suspend: bool,
+    ) -> Result<SuspendResponse, Trouble> {
+        let route = if suspend { SUSPEND } else { RESUME };
+        let path = of_unit(route, esim)?;
+        let reply = self.call(Method::POST, &path, route, None).await?;
+        match reply.code.as_str() {
+            "0000" if reply.is_success() => Ok(SuspendResponse::Done),
+            "9006" => Ok(SuspendResponse::Refused(one_line(
+                &reply.message.unwrap_or_default(),
+            ))),
+            _ => Err(unknown_code(&reply)),
         }
     }
 

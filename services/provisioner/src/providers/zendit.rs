@@ -252,6 +252,7 @@ impl ProviderFacts for Zendit {
             callbacks: true,
             cancel: false,
             give_back: true,
+            suspend: false,
             usage: true,
             // The same purchase, with the ICCID of the eSIM.
             extend: Some(FindExtension::Exact),

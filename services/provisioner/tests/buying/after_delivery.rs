@@ -20,7 +20,7 @@ use crate::support::{Bench, PATIENCE, change_account};
     clippy::struct_excessive_bools,
     reason = "independent facts, as the row's columns are"
 )]
-struct Row {
+pub struct Row {
     usage_open: bool,
     installed: Option<bool>,
     data_used: Option<i64>,
@@ -65,7 +65,7 @@ impl Bench {
         }
     }
 
-    async fn ask_give_back(&self, unit: &Unit) {
+    pub async fn ask_give_back(&self, unit: &Unit) {
         let mut connection = self.pool.acquire().await.unwrap();
         esims::ask_give_back(&mut connection, unit.partner, &unit.topup)
             .await
@@ -108,7 +108,7 @@ impl Bench {
             .unwrap_or_else(|error| panic!("{error}: {last:?}"))
     }
 
-    async fn ended(&self, unit: &Unit) -> Row {
+    pub async fn ended(&self, unit: &Unit) -> Row {
         let is_over = |state: &str| matches!(state, "returned" | "refused" | "parked");
         self.row(unit, |row| row.give_back.as_deref().is_some_and(is_over))
             .await

@@ -14,6 +14,7 @@
 //! - [`proofs`]: what a proof of our account changes.
 //! - [`reports`]: what the ingress process that is answering an order is told.
 //! - [`routing`]: options that several providers sell.
+//! - [`suspended`]: delivered eSIMs that are suspended and resumed.
 //! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups
 //!   prove no absence. [`hostile_esim_access`] and [`hostile_airalo`] have their responses.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
@@ -41,6 +42,7 @@ mod reports;
 mod routing;
 mod seller;
 mod support;
+mod suspended;
 mod unreadable;
 mod upstreams;
 mod zendit;

@@ -127,6 +127,12 @@ impl Seller {
         ledger["canceled"].as_u64().unwrap()
     }
 
+    /// How many units of a placement are suspended.
+    pub async fn suspended(&self, placement: PlacementId) -> usize {
+        let ledger = self.ledger(&format!("?order_id={placement}")).await;
+        ledger["suspended"].as_array().map_or(0, Vec::len)
+    }
+
     /// The number of all purchases.
     pub async fn purchases(&self) -> u64 {
         self.ledger("").await["purchases"].as_u64().unwrap()

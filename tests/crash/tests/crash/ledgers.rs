@@ -100,7 +100,7 @@ pub async fn given_back(walk: &Walk) -> Result<Vec<String>> {
     for topup_id in &walk.given_back {
         let mut last = String::new();
         let ended = wait::until(QUIET, "the end of a give-back", async || {
-            last = walk.give_back_state(topup_id).await?;
+            last = walk.change_state(topup_id, "give-back").await?;
             Ok((last != "under_way").then_some(()))
         });
         let ended = ended.await.is_ok();
@@ -162,6 +162,37 @@ pub async fn extended(walk: &Walk) -> Result<Vec<String>> {
         }
     }
     println!("{} eSIMs extended", walk.extended.len());
+    Ok(wrong)
+}
+
+/// Returns every suspension that has not ended well, and says so if the provider has suspended
+/// another number of eSIMs.
+pub async fn suspended(walk: &Walk) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    let mut asked = 0;
+    for topup_id in &walk.suspended {
+        let mut last = String::new();
+        let ended = wait::until(QUIET, "the end of a suspension", async || {
+            last = walk.change_state(topup_id, "suspension").await?;
+            Ok((last != "under_way").then_some(()))
+        });
+        let ended = ended.await.is_ok();
+        // A request that a dying ingress has lost has stored nothing.
+        if last == "not_asked" {
+            continue;
+        }
+        asked += 1;
+        if !ended || last != "suspended" {
+            wrong.push(format!("topup {topup_id}: the partner sees {last}"));
+        }
+    }
+    let suspended = walk.stack.ledger().await?.suspended.len();
+    if suspended != asked {
+        wrong.push(format!(
+            "the provider has suspended {suspended} eSIMs of {asked}"
+        ));
+    }
+    println!("{suspended} eSIMs suspended");
     Ok(wrong)
 }
 

@@ -69,6 +69,7 @@ async fn walk(provider: &str, points: impl Iterator<Item = Point>) {
     wrong.extend(ledgers::compare(&walk).await.unwrap());
     wrong.extend(ledgers::given_back(&walk).await.unwrap());
     wrong.extend(ledgers::extended(&walk).await.unwrap());
+    wrong.extend(ledgers::suspended(&walk).await.unwrap());
     assert!(
         wrong.is_empty(),
         "{provider}: {} wrong:\n{}",

@@ -60,6 +60,10 @@ pub struct Walk {
     pub given_back: BTreeSet<String>,
     /// The topups whose eSIMs were extended. The topup id is the external id of the extension, too.
     pub extended: BTreeSet<String>,
+    /// The topups that the first partner has asked to suspend.
+    pub suspended: BTreeSet<String>,
+    /// Whether the provider suspends eSIMs.
+    suspends: bool,
     /// Airalo takes no eSIM back and tells nobody when profiles are ready. It hands out three
     /// tokens a minute, and each process needs one.
     is_airalo: bool,
@@ -119,6 +123,8 @@ impl Walk {
             asked: Vec::new(),
             given_back: BTreeSet::new(),
             extended: BTreeSet::new(),
+            suspended: BTreeSet::new(),
+            suspends: matches!(provider, "sandbox" | "esim-access"),
             is_airalo: provider == "airalo",
             jetstream: jetstream::new(nats),
         })
@@ -133,13 +139,14 @@ impl Walk {
             )
     }
 
-    /// Whether it is reached only by giving an eSIM back or extending one.
+    /// Whether it is reached only by giving an eSIM back, extending or suspending one.
     pub fn changes_esim(point: &Point) -> bool {
         matches!(
             point.effect,
             Effect::CommitEsimAttempt
                 | Effect::GiveBack
                 | Effect::Extend
+                | Effect::Suspend
                 | Effect::CommitEsimOutcome
         )
     }
@@ -152,6 +159,7 @@ impl Walk {
             Effect::GiveBack | Effect::CommitHint | Effect::CommitHealth | Effect::CommitProbe => {
                 self.is_airalo
             }
+            Effect::Suspend => !self.suspends,
             _ => false,
         }
     }
@@ -231,9 +239,15 @@ impl Walk {
             let esims = self.delivered_esims().await?;
             let mut esims = esims.into_iter();
             let (returned, extended) = (esims.next(), esims.next());
+            let suspended = esims.next().filter(|_| self.suspends);
             self.given_back.extend(returned.clone());
             self.extended.extend(extended.clone());
-            tokio::try_join!(self.give_back(returned), self.extend(extended))?;
+            self.suspended.extend(suspended.clone());
+            tokio::try_join!(
+                self.give_back(returned),
+                self.extend(extended),
+                self.suspend(suspended)
+            )?;
         }
         if point.effect == Effect::CommitResend {
             self.redeliver().await?;
@@ -261,12 +275,13 @@ impl Walk {
         Ok(())
     }
 
-    /// Two eSIMs of the first partner that have reached all its endpoints and were not changed yet.
+    /// Three eSIMs of the first partner that have reached all its endpoints and are unchanged.
     async fn delivered_esims(&self) -> Result<Vec<String>> {
         let further = self.webhooks(true)?;
         let mut found = Vec::new();
         for (topup_id, _) in self.webhooks(false)?.intersection(&further) {
-            if self.given_back.contains(topup_id) || self.extended.contains(topup_id) {
+            let changed = [&self.given_back, &self.extended, &self.suspended];
+            if changed.iter().any(|all| all.contains(topup_id)) {
                 continue;
             }
             let path = format!("/api/v1/api_partner/topups/{topup_id}");
@@ -279,7 +294,7 @@ impl Walk {
                 continue;
             }
             found.push(topup_id.clone());
-            if found.len() == 2 {
+            if found.len() == 3 {
                 break;
             }
         }
@@ -321,9 +336,25 @@ impl Walk {
         Ok(())
     }
 
-    /// What the first partner sees of a give-back.
-    pub async fn give_back_state(&self, topup_id: &str) -> Result<String> {
-        let path = format!("/api/v1/api_partner/topups/{topup_id}/give-back");
+    /// Suspends this eSIM.
+    async fn suspend(&self, topup_id: Option<String>) -> Result<()> {
+        let Some(topup_id) = topup_id else {
+            return Ok(());
+        };
+        let path = format!("/api/v1/api_partner/topups/{topup_id}/suspend");
+        let answer = self.clients[0].post(String::new()).path(&path);
+        let answer = answer.send().await?;
+        ensure!(
+            matches!(answer.status, 200 | 202),
+            "a suspension was answered with {}",
+            answer.status
+        );
+        Ok(())
+    }
+
+    /// What the first partner sees of a `give-back` or a `suspension`.
+    pub async fn change_state(&self, topup_id: &str, change: &str) -> Result<String> {
+        let path = format!("/api/v1/api_partner/topups/{topup_id}/{change}");
         let request = self.clients[0]
             .post(String::new())
             .method("GET")

@@ -262,3 +262,43 @@ async fn an_esim_that_no_call_can_name_is_refused_and_the_others_are_answered() 
         .unwrap();
     assert_eq!(left, 0, "it is not looked at again and again");
 }
+
+/// An eSIM is suspended and resumed, also if the answer of the provider is lost. Whoever may not
+/// is told why.
+#[tokio::test]
+async fn an_esim_is_suspended_and_resumed() {
+    let (stack, shop) = open().await;
+    let post = async |topup_id: &str, act: &str| {
+        let path = format!("/topups/{topup_id}/{act}");
+        ask(&shop.client, "POST", &path).await.unwrap()
+    };
+    let stranger = Shop::open(&stack).await.unwrap();
+    for option in ["in-use", "return-lost"] {
+        let topup_id = esim(&stack, &shop, option).await;
+        let state = format!("/topups/{topup_id}/suspension");
+        let before = get(&shop.client, &state).await.unwrap();
+        assert_eq!(
+            (&before["state"], &before["suspend"]),
+            (&"not_asked".into(), &Value::Null)
+        );
+        for (act, shown) in [
+            ("suspend", "suspended"),
+            ("suspend", "suspended"),
+            ("resume", "active"),
+        ] {
+            let answer = post(&topup_id, act).await;
+            assert_eq!(answer.status, 200, "{option} {act}: {answer:?}");
+            let answer = answer.json().unwrap();
+            assert_eq!(answer["state"], shown, "{option} {act}");
+            assert_eq!(answer["suspend"], act == "suspend");
+            assert_eq!(get(&shop.client, &state).await.unwrap(), answer);
+        }
+        let foreign = format!("/topups/{topup_id}/suspend");
+        let foreign = ask(&stranger.client, "POST", &foreign).await.unwrap();
+        assert_refused(&foreign, 404, "not_found");
+    }
+    let returned = esim(&stack, &shop, "ready").await;
+    assert_eq!(give_back(&shop.client, &returned).await.status, 200);
+    assert_refused(&post(&returned, "suspend").await, 409, "topup_returned");
+    assert_refused(&post(&returned, "resume").await, 409, "topup_returned");
+}

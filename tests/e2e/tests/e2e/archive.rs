@@ -80,6 +80,9 @@ async fn an_archived_order_is_gone_for_its_partner_and_its_id_stays_taken() {
         ("GET", format!("/topups/{topup}/usage")),
         ("GET", format!("/topups/{topup}/give-back")),
         ("POST", format!("/topups/{topup}/give-back")),
+        ("GET", format!("/topups/{topup}/suspension")),
+        ("POST", format!("/topups/{topup}/suspend")),
+        ("POST", format!("/topups/{topup}/resume")),
     ] {
         let answer = ask(&shop.client, method, &path).await.unwrap();
         assert_refused(&answer, 410, "order_archived");

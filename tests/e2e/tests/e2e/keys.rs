@@ -36,6 +36,8 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         order DELETE /orders/{external_order_id}
         order POST /topups/{topup_id}/give-back
         order POST /topups/{topup_id}/extensions
+        order POST /topups/{topup_id}/suspend
+        order POST /topups/{topup_id}/resume
         read GET /orders
         read GET /orders/{external_order_id}
         read GET /topups
@@ -44,6 +46,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         read GET /topups/{topup_id}/usage
         read GET /topups/{topup_id}/give-back
         read GET /topups/{topup_id}/extensions
+        read GET /topups/{topup_id}/suspension
         read GET /options
         read GET /account
         read GET /balance

@@ -222,7 +222,7 @@ async fn requests(connection: &mut PgConnection) -> Result<Vec<(String, u64, Dur
            FROM providers
            CROSS JOIN LATERAL (
                SELECT count(*) AS count, extract(epoch FROM now() - min(at))::float8 AS oldest
-               FROM unnest('{usage,give_back,extend}'::text[]) AS wanted (kind)
+               FROM unnest('{usage,give_back,extend,suspend}'::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT w.at FROM work w WHERE w.kind = wanted.kind AND w.provider = name AND w.at <= now()
                    ORDER BY w.at LIMIT 10000

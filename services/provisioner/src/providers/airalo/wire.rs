@@ -340,6 +340,7 @@ impl AiraloUsage {
                 "Airalo gives money back only by a claim that people decide, in its portal"
                     .to_owned()
             }),
+            suspended: None,
         })
     }
 }
@@ -349,6 +350,7 @@ pub(super) fn not_known() -> EsimStatus {
     EsimStatus {
         reading: Reading::default(),
         custody: Custody::Kept("Airalo does not know the ICCID".to_owned()),
+        suspended: None,
     }
 }
 

@@ -309,6 +309,11 @@ impl EsimAccessEsim {
                 only_downloaded: smdp == "DOWNLOAD",
             },
             custody,
+            suspended: match esim {
+                "SUSPENDED" => Some(true),
+                "GOT_RESOURCE" | "IN_USE" | "USED_UP" => Some(false),
+                _ => None,
+            },
         })
     }
 

@@ -51,6 +51,8 @@ pub(super) struct UsimsaUsage {
     pub(super) unit_id: String,
     installed: bool,
     pub(super) canceled: bool,
+    #[serde(default)]
+    suspended: bool,
     used_bytes: u64,
     pub(super) total_bytes: u64,
     pub(super) ends_at: String,
@@ -159,6 +161,7 @@ impl UsimsaUsage {
                 only_downloaded: false,
             },
             custody,
+            suspended: (!self.canceled).then_some(self.suspended),
         })
     }
 }

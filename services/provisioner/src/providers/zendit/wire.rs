@@ -419,6 +419,7 @@ impl Plans {
                 only_downloaded: false,
             },
             custody,
+            suspended: None,
         })
     }
 
