@@ -769,3 +769,56 @@ async fn an_erasure_waits_for_an_extension_and_keeps_its_row() {
             .unwrap();
     assert_eq!(kept, (topup.to_string(), None));
 }
+
+/// A program that knows no extensions may have begun to give the eSIM back after this one was
+/// stored. What is sent then would be bought for an eSIM that is gone.
+#[tokio::test]
+async fn no_attempt_begins_while_the_esim_is_given_back() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let (topup, id) = bench.extended(partner).await;
+    let mut connection = bench.connection().await;
+    for (state, begun) in [
+        ("asked", None),
+        ("sending", None),
+        ("parked", None),
+        ("returned", None),
+        ("refused", Some(1)),
+    ] {
+        bench
+            .sql(&format!(
+                "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
+                 SELECT topup_id, partner_id, provider, '{state}' FROM extensions WHERE topup_id = '{topup}'
+                 ON CONFLICT (topup_id) DO UPDATE SET give_back = excluded.give_back"
+            ))
+            .await;
+        let attempt = extensions::begin(&mut connection, id, EsimChange::NEW, &baseline()).await;
+        assert_eq!(attempt.unwrap(), begun, "{state}");
+    }
+}
+
+/// The purchase of the topup is that of the eSIM before it, so the provider would take that one
+/// back, or suspend it.
+#[tokio::test]
+async fn an_esim_that_was_sold_instead_is_neither_given_back_nor_suspended() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let (topup, id) = bench.extended(partner).await;
+    let mut connection = bench.connection().await;
+    extensions::begin(&mut connection, id, EsimChange::NEW, &baseline())
+        .await
+        .unwrap();
+    let (state, _) = settle(&mut connection, id, &with_profile(&topup, b"new")).await;
+    assert_eq!(state, Some(EsimChangeState::Done));
+    esims::ask_give_back(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    esims::ask_suspension(&mut connection, partner, &topup, true)
+        .await
+        .unwrap();
+    let asked = "SELECT count(*) FROM esim_requests
+                 WHERE topup_id = $1 AND coalesce(give_back, suspension) IS NOT NULL";
+    assert_eq!(bench.value::<i64>(asked, &topup).await, 0);
+    let work = "SELECT count(*) FROM work WHERE lane = $1 AND kind IN ('give_back', 'suspend')";
+    assert_eq!(bench.value::<i64>(work, &topup).await, 0);
+}

@@ -207,3 +207,26 @@ async fn an_esim_that_is_sold_instead_is_delivered() {
         .unwrap();
     assert_eq!(due, 1);
 }
+
+/// The call of the second extension never left, and what its provider shows is the first one, which
+/// it counted only after the baseline was read. It proves nothing about the second one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_the_extension_before_is_not_taken_for_the_next_one() {
+    let bench = bench(|config| config.park_after = Duration::from_secs(3)).await;
+    for (nth, provider) in ["esim-access", "airalo"].into_iter().enumerate() {
+        let unit = bench.delivered(provider, "ready").await;
+        let first = bench.extend(provider, &unit, "extension").await;
+        assert_eq!(bench.extended(first).await.state, "added", "{provider}");
+        let baseline = json!({ "data_total": 5_u64 << 30, "adds_data": 5_u64 << 30 });
+        let next = bench
+            .store_extension(provider, &unit, "extension", Some(baseline))
+            .await;
+        let row = bench.extended(next).await;
+        assert_eq!(
+            (row.state.as_str(), row.attempt, row.reason.as_deref()),
+            ("parked", 1, Some("unknown")),
+            "{provider}: {row:?}"
+        );
+        assert_eq!(bench.added().await, nth + 1, "{provider}");
+    }
+}
