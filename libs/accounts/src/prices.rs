@@ -1,7 +1,7 @@
 //! Price lists: what options cost partners.
 //!
-//! `esimctl price apply` writes them. A list has one currency and belongs to any number of partners;
-//! a partner has at most one. Ingress keeps all lists in memory, with the changes that
+//! `esimctl price apply` writes them. A list has one currency and belongs to any number of
+//! partners; a partner has at most one. Ingress keeps all lists in memory, with the changes that
 //! [`changed_since`] returns, and copies the price into each unit when it stores an order.
 
 use std::collections::HashMap;

@@ -25,8 +25,8 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// Reads an amount as people write it, such as `12.50`, in this currency. More decimals than the
-    /// currency has are an error and not rounded.
+    /// Reads an amount as people write it, such as `12.50`, in this currency. More decimals than
+    /// the currency has are an error and not rounded.
     pub fn parse(text: &str, currency: Currency) -> Result<Self, BadField> {
         let bad = BadField(
             "it is not an amount of its currency, such as 12.50 for USD, 1250 for JPY or 12.500 for JOD",
@@ -125,8 +125,8 @@ pub enum EntryKind {
     Charge,
     /// A unit failed, so the hold of its price ended.
     Release,
-    /// A unit became ready after its hold had ended. Its price was not held, so this may exceed what
-    /// was available.
+    /// A unit became ready after its hold had ended. Its price was not held, so this may exceed
+    /// what was available.
     LateCharge,
     /// A unit was given back, so its price came back.
     Refund,

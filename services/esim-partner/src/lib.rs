@@ -9,12 +9,12 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores. [`keys`]
 //! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
-//! tests. [`statements`] shows what changed the balance. [`listen`] forwards webhooks to an endpoint that the service cannot reach, such as one on
-//! a laptop. [`endpoints`] and [`notices`] change where the service sends webhooks and notices.
-//! [`tail`] follows orders and webhook attempts. [`webhooks`] lists missed webhooks and has them
-//! sent again. [`mcp`] lets an agent use the account. [`certify`] sends webhooks to an endpoint and
-//! judges its responses, and [`checklist`] lists what else must be true before real customers
-//! order.
+//! tests. [`statements`] shows what changed the balance. [`listen`] forwards webhooks to an
+//! endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and [`notices`]
+//! change where the service sends webhooks and notices. [`tail`] follows orders and webhook
+//! attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use
+//! the account. [`certify`] sends webhooks to an endpoint and judges its responses, and
+//! [`checklist`] lists what else must be true before real customers order.
 //!
 //! The service may be another than it should be, for example because `BASE_URL` is wrong. So what
 //! it sends is printed through `runtime::terminal`, which lets nothing through that changes a

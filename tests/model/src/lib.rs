@@ -15,9 +15,8 @@
 //! to another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements
 //! of its endpoints, [`resend`] of many webhooks that are sent again beside their retries,
 //! [`esim_change`] of what happens after a delivery, [`crash`] of what a crash of PostgreSQL may
-//! lose, [`repeats`] of three POSTs with one id and the purchases of their orders, and [`money`] of a
-//! prepaid account. And
-//! [`history`] compares what happened in a fault run with the model.
+//! lose, [`repeats`] of three POSTs with one id and the purchases of their orders, and [`money`] of
+//! a prepaid account. And [`history`] compares what happened in a fault run with the model.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing

@@ -1,5 +1,5 @@
-//! A model of a prepaid account: two processes store orders of one partner that has money for one of
-//! them, and settlements, repeats, failures, crashes and give-backs come in any order.
+//! A model of a prepaid account: two processes store orders of one partner that has money for one
+//! of them, and settlements, repeats, failures, crashes and give-backs come in any order.
 //!
 //! What the model has in common with the code is [`domain::money::PricedUnit::due`], which says
 //! what entries a unit lacks. Around it are the steps of `store::orders::insert_limited`, which

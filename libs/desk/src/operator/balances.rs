@@ -306,9 +306,10 @@ pub struct CheckedAccounts {
 /// Compares each account with its entries and its units. It reads one snapshot, so that orders that
 /// are stored meanwhile do no harm. Without a disagreement everything agrees: the entries of each
 /// account are numbered without gaps and each balance follows from the one before, the account says
-/// what they add up to, what is held is the prices of the units whose outcome is open, and each unit
-/// that has ended has its entries, at its price. Units that were archived have only their entries
-/// left, and one that cost nothing may have none, because its partner may have had no account.
+/// what they add up to, what is held is the prices of the units whose outcome is open, and each
+/// unit that has ended has its entries, at its price. Units that were archived have only their
+/// entries left, and one that cost nothing may have none, because its partner may have had no
+/// account.
 pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
     let rows = sqlx::query!(
         r#"WITH chained AS (

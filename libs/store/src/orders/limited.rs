@@ -6,10 +6,10 @@
 //! order that is not stored would take is left to others. Orders without a limit in the same batch
 //! wait for some more statements; a batch without any limit is stored by [`super::insert`].
 //!
-//! Rows are locked in one order, so that nobody waits in a circle: a key, a stored order, an account,
-//! and then everything that is changed. Whoever refuses an order or ends a unit thus has the account
-//! before it changes anything, because a new order of the same partner may hold the account and wait
-//! for a change of an order with the same external id.
+//! Rows are locked in one order, so that nobody waits in a circle: a key, a stored order, an
+//! account, and then everything that is changed. Whoever refuses an order or ends a unit thus has
+//! the account before it changes anything, because a new order of the same partner may hold the
+//! account and wait for a change of an order with the same external id.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -147,8 +147,8 @@ fn account_of(order: &NewOrder, currency: Currency) -> AccountOf {
     (order.partner_id.uuid(), currency.to_string())
 }
 
-/// Stores orders as [`super::insert`] does, some of which have a limit. What is left of the units of
-/// a key and of the money of a partner goes to the orders of the batch in their order.
+/// Stores orders as [`super::insert`] does, some of which have a limit. What is left of the units
+/// of a key and of the money of a partner goes to the orders of the batch in their order.
 ///
 /// An order beyond a limit is not stored. If its external id is taken, that is what is said of it,
 /// because its partner may be repeating an order whose answer was lost. Units of an order that is
@@ -177,7 +177,8 @@ pub async fn insert_limited(
             let chosen: Vec<&NewOrder> = fitting.iter().map(|index| &orders[*index]).collect();
             let stored = insert_all(transaction, &chosen).await?;
             keep(transaction, &chosen, &stored).await?;
-            // An order that is not stored leaves what it would have taken to those beyond the limit.
+            // An order that is not stored leaves what it would have taken to those beyond the
+            // limit.
             let mut is_more_left = false;
             for (index, stored) in fitting.into_iter().zip(stored) {
                 if stored {

@@ -385,8 +385,8 @@ async fn exactly_what_is_available_is_sold_however_many_sell() {
     bench.agrees().await;
 }
 
-/// The statements do what the rule of the domain says, for any order of events, in currencies of no,
-/// two and three decimals, with several units in one placement.
+/// The statements do what the rule of the domain says, for any order of events, in currencies of
+/// no, two and three decimals, with several units in one placement.
 #[tokio::test]
 async fn random_histories_add_up() {
     let bench = Bench::new().await;

@@ -1,9 +1,10 @@
 //! Reads CSV (RFC 4180) record by record, for lists that operators export from a provider.
 //! [`runtime::csv`] writes it.
 //!
-//! Fields are separated by commas, or by what [`Records::separated_by`] says. A field in double quotes may contain commas, line breaks and
-//! doubled quotes. Only one record is in memory at a time, and its length is bounded, so a file of
-//! any size can be read. Each error names the line at which the faulty record begins.
+//! Fields are separated by commas, or by what [`Records::separated_by`] says. A field in double
+//! quotes may contain commas, line breaks and doubled quotes. Only one record is in memory at a
+//! time, and its length is bounded, so a file of any size can be read. Each error names the line at
+//! which the faulty record begins.
 
 use std::io::{BufRead, Read};
 

@@ -10,8 +10,8 @@ pub const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 pub const USAGE: u8 = 2;
 /// Exit status if something was found that needs somebody: a difference from a provider's list of
-/// purchases, what `attention` shows, an account that does not agree with its entries, or what a dry
-/// run of `partner apply`, `option apply`, `price apply` or `price markup` would change.
+/// purchases, what `attention` shows, an account that does not agree with its entries, or what a
+/// dry run of `partner apply`, `option apply`, `price apply` or `price markup` would change.
 pub const FOUND: u8 = 3;
 
 /// A comparison with a list of a provider found something. It is an error, so that a script sees it
@@ -40,8 +40,8 @@ pub struct WouldChange {
     pub changed: usize,
 }
 
-/// Accounts do not agree with their entries or their units. It is an error, so that a script sees it
-/// by the exit status.
+/// Accounts do not agree with their entries or their units. It is an error, so that a script sees
+/// it by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the accounts and what they rest on disagree in {0}, listed above: find out what changed the rows, because no command \

@@ -1,5 +1,6 @@
-//! What `partner apply`, `option apply` and `price apply` change, before they change it: each entry of
-//! the file is created, changed or unchanged. Nothing is ever removed because a file does not mention it.
+//! What `partner apply`, `option apply` and `price apply` change, before they change it: each entry
+//! of the file is created, changed or unchanged. Nothing is ever removed because a file does not
+//! mention it.
 
 use serde::Serialize;
 use serde_json::{Value, json};

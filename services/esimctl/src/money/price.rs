@@ -1,5 +1,5 @@
-//! `esimctl price`: lists the price lists, sets their prices by a file ([`crate::price_file`]) or by
-//! a rule over the costs ([`crate::price_markup`]), and gives a partner its list.
+//! `esimctl price`: lists the price lists, sets their prices by a file ([`crate::price_file`]) or
+//! by a rule over the costs ([`crate::price_markup`]), and gives a partner its list.
 //!
 //! A partner without a list orders without prices and pays nothing here. Ingress reads changes
 //! within seconds and copies the price into each unit of an order, so no later change touches what

@@ -2,8 +2,8 @@
 //!
 //! The whole file is read and checked before anything is changed, and everything is written in one
 //! transaction with its record: a file with any fault changes nothing. Options that the file does
-//! not mention stay as they are. The file is YAML or JSON, as `price list LIST --json` prints it, or
-//! CSV as spreadsheets write it. Amounts are never read as binary numbers, so none is rounded.
+//! not mention stay as they are. The file is YAML or JSON, as `price list LIST --json` prints it,
+//! or CSV as spreadsheets write it. Amounts are never read as binary numbers, so none is rounded.
 
 use std::collections::HashMap;
 
@@ -169,8 +169,8 @@ fn parse(text: &str, name: &str, currency: Currency) -> anyhow::Result<Vec<Place
     Ok(prices)
 }
 
-/// What separates the fields of a CSV file; `None` if the file is no CSV. A file is one by its name,
-/// or by its first line, which names the columns.
+/// What separates the fields of a CSV file; `None` if the file is no CSV. A file is one by its
+/// name, or by its first line, which names the columns.
 fn csv_separator(text: &str, name: &str) -> Option<char> {
     let is_named = name.to_lowercase().ends_with(".csv");
     let first = text.lines().find(|line| !line.trim().is_empty())?;

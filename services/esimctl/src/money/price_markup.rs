@@ -2,8 +2,8 @@
 //!
 //! A price is the cost and a percentage of it, at least the cost and a minimum, rounded up to a
 //! multiple of a step. All of it is computed in whole numbers, so a price is never below what the
-//! rule says, and the same rule always gives the same price. What the rule gives is set as a file of
-//! these prices would be ([`crate::price_set`]).
+//! rule says, and the same rule always gives the same price. What the rule gives is set as a file
+//! of these prices would be ([`crate::price_set`]).
 
 use std::str::FromStr;
 

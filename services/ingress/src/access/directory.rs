@@ -462,8 +462,8 @@ impl Directory {
         Ok(known)
     }
 
-    /// The price list of a partner; `None` if it has none. A list that was made within the last half
-    /// second may not be here yet, so its partner must not take it for empty.
+    /// The price list of a partner; `None` if it has none. A list that was made within the last
+    /// half second may not be here yet, so its partner must not take it for empty.
     pub(crate) fn price_list(
         &self,
         partner: &KnownPartner,

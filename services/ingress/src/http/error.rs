@@ -220,8 +220,8 @@ impl ApiError {
         }
     }
 
-    /// 422: what is ordered costs more than is available. Nothing of it is stored, bought or held, so
-    /// it may be sent again with the same id after a deposit.
+    /// 422: what is ordered costs more than is available. Nothing of it is stored, bought or held,
+    /// so it may be sent again with the same id after a deposit.
     pub(crate) fn balance_insufficient(required: Amount, available: Amount) -> Self {
         let detail = format!("{required} are required and {available} are available");
         Self::Unprocessable(vec![RequestFault {
