@@ -2,7 +2,8 @@
 //! corrections, and whether the books agree with the units.
 //!
 //! Entries are written by SQL functions only, under the lock of the account, and nobody changes or
-//! deletes one.
+//! deletes one. What is read is told after it is on disk, because a crash may undo a settlement with
+//! its entries.
 
 use accounts::prices::currency;
 use domain::{Amount, PartnerId, money::EntryKind, product::Currency};
@@ -14,6 +15,7 @@ use pg::{
 use serde::Serialize;
 use serde_json::json;
 use sqlx::PgConnection;
+use store::Unflushed;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -65,7 +67,7 @@ pub async fn accounts_of(
          FROM accounts WHERE partner_id = $1 ORDER BY currency",
         partner_id.uuid(),
     );
-    let rows = rows.fetch_all(connection).await?.into_iter();
+    let rows = rows.fetch_all(&mut *connection).await?.into_iter();
     let views = rows.map(|row| {
         Ok(AccountView {
             currency: currency(&row.currency)?,
@@ -76,7 +78,8 @@ pub async fn accounts_of(
             entries: row.last_entry,
         })
     });
-    views.collect()
+    let views: Result<Vec<AccountView>> = views.collect();
+    Unflushed::of(views?).after_flush(connection).await
 }
 
 /// An entry as operators see it.
@@ -111,7 +114,8 @@ pub async fn last_entries(
         of_currency.as_str(),
         most,
     );
-    Ok(rows.fetch_all(connection).await?)
+    let lines = rows.fetch_all(&mut *connection).await?;
+    Unflushed::of(lines).after_flush(connection).await
 }
 
 /// The entries of an account behind the number `after` and up to `to`, oldest first, at most `most`
@@ -133,7 +137,8 @@ pub async fn entries(
         to,
         most,
     );
-    Ok(rows.fetch_all(connection).await?)
+    let lines = rows.fetch_all(&mut *connection).await?;
+    Unflushed::of(lines).after_flush(connection).await
 }
 
 /// Why an account was not changed.
@@ -387,7 +392,7 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
            FROM counted c LEFT JOIN told t ON true ORDER BY t.name, t.currency, t.what"#,
     );
     let mut checked = CheckedAccounts::default();
-    for row in rows.fetch_all(connection).await? {
+    for row in rows.fetch_all(&mut *connection).await? {
         checked.accounts = row.accounts;
         checked.entries = row.entries;
         checked.units = row.units;
@@ -402,5 +407,5 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
                 }),
             );
     }
-    Ok(checked)
+    Unflushed::of(checked).after_flush(connection).await
 }
