@@ -2,8 +2,8 @@
 //! corrections, and whether the books agree with the units.
 //!
 //! Entries are written by SQL functions only, under the lock of the account, and nobody changes or
-//! deletes one. What is read is told after it is on disk, because a crash may undo a settlement with
-//! its entries.
+//! deletes one. What is read is told after it is on disk, because a crash may undo a settlement
+//! with its entries.
 
 use accounts::prices::currency;
 use domain::{Amount, PartnerId, money::EntryKind, product::Currency};
