@@ -161,6 +161,11 @@ const EXTEND_EXAMPLES: &str = "Examples:
 
 The second one waits up to 12 s. If the extension is still under way then, the first one shows how it ended.";
 
+const BALANCE_EXAMPLES: &str = "Examples:
+  esim-partner balance
+
+`available` is what new orders may cost. All amounts are whole numbers of the currency's minor unit.";
+
 const STATEMENTS_EXAMPLES: &str = "Examples:
   esim-partner statements
   esim-partner statements 2026-11-USD
@@ -318,6 +323,7 @@ enum AccountCommand {
         option_id: Option<String>,
     },
     /// Show what you have, if we have agreed prices with you
+    #[command(after_help = BALANCE_EXAMPLES)]
     Balance,
     /// List the months in which your balance changed, or the entries of one
     #[command(after_help = STATEMENTS_EXAMPLES)]

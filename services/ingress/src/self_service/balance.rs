@@ -88,6 +88,13 @@ impl std::str::FromStr for StatementName {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let (month, currency) = text.rsplit_once('-').ok_or(())?;
+        let is_month = |(index, byte): (usize, u8)| match index {
+            4 => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        };
+        if month.len() != 7 || !month.bytes().enumerate().all(is_month) {
+            return Err(());
+        }
         Ok(Self {
             month: month.to_owned(),
             currency: currency.parse().map_err(|_| ())?,
