@@ -30,6 +30,7 @@ END)
     CONSTRAINT account_entries_kind CHECK ((kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text, 'deposit'::text, 'adjustment'::text])))
     CONSTRAINT account_entries_pkey PRIMARY KEY (partner_id, currency, number)
     CONSTRAINT account_entries_subject CHECK ((((topup_id IS NOT NULL) = (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text]))) AND ((reference IS NOT NULL) = (kind = ANY (ARRAY['deposit'::text, 'adjustment'::text]))) AND ((extension_id IS NULL) OR (kind = ANY (ARRAY['charge'::text, 'release'::text])))))
+    CREATE INDEX account_entries_at ON public.account_entries USING btree (partner_id, currency, at, number)
     CREATE UNIQUE INDEX account_entries_extension ON public.account_entries USING btree (extension_id) WHERE (extension_id IS NOT NULL)
     CREATE UNIQUE INDEX account_entries_reference ON public.account_entries USING btree (partner_id, currency, reference) WHERE (reference IS NOT NULL)
     CREATE UNIQUE INDEX account_entries_unit ON public.account_entries USING btree (topup_id, (
@@ -514,12 +515,12 @@ TABLE partners
     has_further_endpoints boolean NOT NULL DEFAULT false
     price_list text
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
-    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key)) <= 100000)))
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key), octet_length(price_list)) <= 100000))) NOT VALID
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
-    CONSTRAINT partners_price_list_fkey FOREIGN KEY (price_list) REFERENCES price_lists(price_list)
+    CONSTRAINT partners_price_list_fkey FOREIGN KEY (price_list) REFERENCES price_lists(price_list) NOT VALID
     CREATE INDEX partners_version ON public.partners USING btree (version)
     CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER partner_access_key_free AFTER INSERT OR UPDATE OF access_key ON public.partners FOR EACH ROW EXECUTE FUNCTION partner_access_key_free()
