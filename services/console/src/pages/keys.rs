@@ -1,10 +1,11 @@
-//! The keys, the account and the limits of a partner, and the acts on them
+//! The keys, the account, the limits and the balance of a partner, and the acts on them
 //! ([`super::partner_acts`], [`super::rotation`] and [`super::account`]).
 
 use accounts::partners::keys::{self as stored, FurtherKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{Command, Environment, PartnerId};
+use desk::operator::balances::{self, CreditLimit, EntryLine};
+use domain::{Amount, Command, Environment, PartnerId, money::EntryKind, product::Currency};
 use pg::{PgConnection, Transaction, actions::ActionChange};
 use time::OffsetDateTime;
 
@@ -23,6 +24,8 @@ use crate::{
     view::{PathArgument, Shell, page},
 };
 
+/// How many entries of an account are shown.
+const ENTRIES: i64 = 20;
 /// What changes further keys: an operator's commands, the partner's own, and the end of all keys.
 const OF_FURTHER: &[Command] = &[
     Command::KeyCreate,
@@ -49,6 +52,95 @@ struct Page {
     account: Option<ReasonForm>,
     first_used: String,
     further: Vec<Further>,
+    /// What it has, by currency. Empty without accounts.
+    money: Vec<Money>,
+}
+
+/// What a partner has in one currency.
+struct Money {
+    currency: String,
+    balance: String,
+    held: String,
+    available: String,
+    credit: String,
+    /// Its last entries, the newest first.
+    entries: Vec<MoneyEntry>,
+}
+
+struct MoneyEntry {
+    number: i64,
+    at: TimeElement,
+    what: &'static str,
+    /// Its page, if it is about an eSIM.
+    topup_id: Option<String>,
+    told: String,
+    amount: String,
+    balance: String,
+}
+
+impl MoneyEntry {
+    fn new(line: EntryLine, currency: Currency, session: &ConsoleSession) -> Self {
+        let amount = |minor| Amount { minor, currency }.decimal();
+        let what = match line.kind.parse() {
+            Ok(EntryKind::Charge) => "eSIM ready",
+            Ok(EntryKind::Release) => "eSIM failed, nothing to pay",
+            Ok(EntryKind::LateCharge) => "eSIM ready after it had failed",
+            Ok(EntryKind::Refund) => "eSIM given back",
+            Ok(EntryKind::Deposit) => "payment",
+            Ok(EntryKind::Adjustment) => "correction",
+            Err(_) => "of a newer version",
+        };
+        let told = [line.reference, line.reason].into_iter().flatten();
+        Self {
+            number: line.number,
+            at: session.times.both(line.at),
+            what,
+            topup_id: line.topup_id,
+            told: told.collect::<Vec<_>>().join(" · "),
+            amount: amount(line.amount),
+            balance: amount(line.balance),
+        }
+    }
+}
+
+/// What the partner has, with the last entries of each account.
+async fn money(
+    app: &App,
+    partner: PartnerId,
+    session: &ConsoleSession,
+) -> Result<Vec<Money>, Problem> {
+    let reading = async |connection: &mut PgConnection| {
+        let mut all = Vec::new();
+        for account in balances::accounts_of(&mut *connection, partner).await? {
+            let code = account.currency;
+            let lines = balances::last_entries(&mut *connection, partner, code, ENTRIES).await?;
+            all.push((account, lines));
+        }
+        Ok::<_, pg::Error>(all)
+    };
+    let all = app.database().run(reading).await?.into_iter();
+    let shown = all.map(|(account, lines)| {
+        let currency = account.currency;
+        let amount = |minor| Amount { minor, currency }.to_string();
+        let lines = lines.into_iter();
+        Money {
+            currency: currency.to_string(),
+            balance: amount(account.balance),
+            held: amount(account.held),
+            available: account
+                .available
+                .map_or_else(|| "no limit".to_owned(), amount),
+            credit: match account.credit_limit {
+                CreditLimit::Unlimited => "any amount".to_owned(),
+                CreditLimit::UpTo(0) => "nothing: it pays before".to_owned(),
+                CreditLimit::UpTo(limit) => amount(limit),
+            },
+            entries: lines
+                .map(|line| MoneyEntry::new(line, currency, session))
+                .collect(),
+        }
+    });
+    Ok(shown.collect())
 }
 
 /// A further key of the partner, for a person or a program.
@@ -151,6 +243,7 @@ pub(crate) async fn show(
     };
     let (first_used, further) = app.database().run(reading).await?;
     let further = further.into_iter();
+    let money = money(&app, id, &visit.session).await?;
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         head: PartnerHead::new(partner, "access", &visit.session),
@@ -186,5 +279,6 @@ pub(crate) async fn show(
         further: further
             .map(|key| Further::new(key, id, &read.seen, &visit.session))
             .collect(),
+        money,
     })
 }

@@ -342,6 +342,34 @@ async fn limits_are_set_and_taken_back() {
 }
 
 #[tokio::test]
+async fn what_a_partner_has_is_shown_with_its_last_entries() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ann", OperatorRole::Viewer).await;
+    let access = format!("/partners/{}/access", bench.partner);
+    let without = text(&mut browser, &access).await;
+    assert!(!without.contains("Balance in"), "{without}");
+    let book = format!(
+        "INSERT INTO accounts (partner_id, currency) VALUES ('{0}', 'JOD');
+         SELECT book_entry('{0}', 'JOD', 'deposit', 12500, 'INV-42', 'paid <by> wire', 'ann')",
+        bench.partner
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(book))
+        .execute(&mut *bench.connection().await)
+        .await
+        .unwrap();
+    let shown = text(&mut browser, &access).await;
+    for part in [
+        "Balance in JOD",
+        "<dd>12.500 JOD</dd>",
+        "nothing: it pays before",
+        "INV-42 · paid &#60;by&#62; wire",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
 async fn a_test_webhook_has_a_page_with_its_answer() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("sue", OperatorRole::Support).await;
