@@ -354,7 +354,7 @@ async fn what_a_partner_has_is_shown_with_its_last_entries() {
         bench.partner
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(book))
-        .execute(&mut *bench.connection().await)
+        .execute(&mut bench.database.connect().await.unwrap())
         .await
         .unwrap();
     let shown = text(&mut browser, &access).await;
