@@ -139,6 +139,19 @@ TABLE delivery_attempts
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
     POLICY all_rows USING true WITH CHECK true
 
+TABLE ended_keys
+    access_key text NOT NULL
+    partner_id uuid NOT NULL
+    name text
+    ended_at timestamp with time zone NOT NULL
+    used_since timestamp with time zone
+    used_at timestamp with time zone
+    CONSTRAINT ended_keys_bounds CHECK (((LEAST(ended_at, used_since, used_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ended_at, used_since, used_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(access_key), octet_length(name)) <= 100000)))
+    CONSTRAINT ended_keys_partner_id_fkey FOREIGN KEY (partner_id) REFERENCES partners(partner_id)
+    CONSTRAINT ended_keys_pkey PRIMARY KEY (access_key)
+    CREATE INDEX ended_keys_partner ON public.ended_keys USING btree (partner_id)
+    POLICY all_rows USING true WITH CHECK true
+
 TABLE esim_requests
     topup_id text COLLATE "C" NOT NULL
     partner_id uuid NOT NULL
@@ -492,6 +505,7 @@ TABLE partner_keys
     CONSTRAINT partner_keys_units_per_day CHECK ((units_per_day >= 0))
     CREATE INDEX partner_keys_partner ON public.partner_keys USING btree (partner_id)
     CREATE TRIGGER partner_key_changed AFTER INSERT OR DELETE OR UPDATE ON public.partner_keys FOR EACH ROW EXECUTE FUNCTION partner_key_changed()
+    CREATE TRIGGER partner_key_ended AFTER DELETE ON public.partner_keys FOR EACH ROW EXECUTE FUNCTION partner_key_ended()
     POLICY all_rows USING true WITH CHECK true
 
 TABLE partners
@@ -525,6 +539,7 @@ TABLE partners
     CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER partner_access_key_free AFTER INSERT OR UPDATE OF access_key ON public.partners FOR EACH ROW EXECUTE FUNCTION partner_access_key_free()
     CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint()
+    CREATE TRIGGER partner_key_ended AFTER UPDATE OF access_key, old_access_key ON public.partners FOR EACH ROW EXECUTE FUNCTION partner_key_ended()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
     POLICY all_rows USING true WITH CHECK true
 
@@ -1273,6 +1288,19 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.key_ended(of_partner uuid, key text, named text, at timestamp with time zone)
+ RETURNS void
+ LANGUAGE sql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+    INSERT INTO ended_keys AS k (access_key, partner_id, name, ended_at)
+    SELECT key, of_partner, named, greatest(least(at, now()), '0001-01-01 00:00:00+00')
+    ON CONFLICT (access_key) DO UPDATE SET partner_id = excluded.partner_id, name = excluded.name;
+    DELETE FROM ended_keys WHERE access_key IN (
+        SELECT access_key FROM ended_keys WHERE partner_id = of_partner ORDER BY ended_at DESC, access_key OFFSET 20);
+$function$
+
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
  LANGUAGE sql
@@ -1463,6 +1491,36 @@ BEGIN
         RAISE EXCEPTION 'the access key is the one of a partner' USING ERRCODE = 'unique_violation',
             CONSTRAINT = 'partner_keys_access_key_key';
     END IF;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.partner_key_ended()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF TG_TABLE_NAME = 'partner_keys' THEN
+        IF EXISTS (SELECT FROM partners WHERE partner_id = OLD.partner_id AND erased_at IS NULL) THEN
+            PERFORM key_ended(OLD.partner_id, OLD.access_key, OLD.name, now());
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF NEW.erased_at IS NOT NULL THEN
+        DELETE FROM ended_keys WHERE partner_id = NEW.partner_id;
+        RETURN NULL;
+    END IF;
+    IF OLD.access_key <> NEW.access_key AND OLD.access_key IS DISTINCT FROM NEW.old_access_key
+       AND NOT starts_with(OLD.access_key, 'ended-') THEN
+        PERFORM key_ended(OLD.partner_id, OLD.access_key, NULL, now());
+    END IF;
+    IF OLD.old_access_key <> NEW.access_key AND OLD.old_access_key IS DISTINCT FROM NEW.old_access_key THEN
+        PERFORM key_ended(OLD.partner_id, OLD.old_access_key, NULL, OLD.old_keys_until);
+    END IF;
+    -- A key that is given again has not ended.
+    DELETE FROM ended_keys WHERE access_key = NEW.access_key;
     RETURN NULL;
 END
 $function$

@@ -122,6 +122,8 @@ pub struct PartnerCredentials {
     pub keys: Vec<PartnerKeys>,
     /// The further keys. They may be newer than the row version, and then they are read again.
     pub further_keys: Vec<FurtherCredentials>,
+    /// The access keys that ended last. Requests with them are denied, and told to this partner.
+    pub ended_keys: Vec<String>,
     pub disabled: bool,
     pub limits: PartnerLimits,
     /// Requests that do not sign their query and body are denied.
@@ -560,6 +562,7 @@ macro_rules! credentials {
                 environment: row.environment.parse().ok(),
                 keys: std::iter::once(new).chain(old).collect(),
                 further_keys: Vec::new(),
+                ended_keys: Vec::new(),
                 disabled: row.disabled,
                 limits: PartnerLimits {
                     max_in_flight: row.max_in_flight.map(unsigned),
@@ -582,20 +585,23 @@ pub async fn changed_since(
     row_version: i64,
 ) -> Result<Vec<PartnerCredentials>> {
     let changed = credentials!(&mut *connection, "version > $1", row_version).collect();
-    with_further_keys(connection, changed).await
+    with_other_keys(connection, changed).await
 }
 
-/// Adds the further keys of these partners, which are read by a statement of their own: a key that
-/// is made between the two raises the row version, so it is read again.
-async fn with_further_keys(
+/// Adds the further and the ended keys of these partners, which are read by statements of their
+/// own: a key that is made or ended between them raises the row version, so it is read again.
+async fn with_other_keys(
     connection: &mut PgConnection,
     mut found: Vec<PartnerCredentials>,
 ) -> Result<Vec<PartnerCredentials>> {
     let ids: Vec<Uuid> = found.iter().map(|one| one.partner_id.uuid()).collect();
-    let mut further = keys::credentials(connection, &ids).await?;
+    let mut further = keys::credentials(&mut *connection, &ids).await?;
+    let mut ended = keys::ended(connection, &ids).await?;
     for partner in &mut found {
         let keys = further.remove(&partner.partner_id.uuid());
         partner.further_keys = keys.unwrap_or_default();
+        let ended = ended.remove(&partner.partner_id.uuid());
+        partner.ended_keys = ended.unwrap_or_default();
     }
     Ok(found)
 }
@@ -612,7 +618,7 @@ pub async fn by_access_key(
          OR partner_id = (SELECT k.partner_id FROM partner_keys k WHERE k.access_key = $1)",
         access_key
     );
-    Ok(with_further_keys(connection, found.collect()).await?.pop())
+    Ok(with_other_keys(connection, found.collect()).await?.pop())
 }
 
 /// Checks that the master keys of a vault open the stored secrets, for the purposes that the vault

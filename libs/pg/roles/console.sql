@@ -53,6 +53,7 @@ GRANT SELECT (secret_key, old_secret_key),
               requests_per_second, orders_per_second, units_per_second)
     ON partners TO esim_console;
 GRANT SELECT, DELETE ON partner_keys, partner_key_uses TO esim_console;
+GRANT SELECT ON ended_keys TO esim_console;
 GRANT UPDATE (version) ON system TO esim_console;
 -- Its webhook URL and secret. The headers of an endpoint are read and written by the same statement, sealed.
 GRANT SELECT (secrets, headers), UPDATE (url, events, headers, secrets, secret_ends, moving_since, unproven_since)

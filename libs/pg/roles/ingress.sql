@@ -7,6 +7,9 @@ GRANT SELECT, DELETE, INSERT (key_id, partner_id, name, access_key, secret_key, 
     UPDATE (name, rights, networks, units_per_day)
     ON partner_keys TO esim_ingress;
 GRANT SELECT, INSERT, UPDATE, DELETE ON partner_key_uses TO esim_ingress;
+-- It notes that a key is used after its end, and keeps one whose overlap is over.
+GRANT SELECT, INSERT (access_key, partner_id, ended_at, used_since, used_at), UPDATE (used_since, used_at)
+    ON ended_keys TO esim_ingress;
 GRANT SELECT ON options, system, orders, placements TO esim_ingress;
 GRANT SELECT (topup_id, placement_id, position, option_id, state, reason, terms, metadata) ON topups TO esim_ingress;
 

@@ -17,6 +17,7 @@ GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_sec
               erased_at, version)
     ON partners TO esim_operator;
 GRANT SELECT, INSERT, UPDATE, DELETE ON partner_endpoints, partner_keys, partner_key_uses TO esim_operator;
+GRANT SELECT ON ended_keys TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 -- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
 GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;

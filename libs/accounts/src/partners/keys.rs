@@ -3,10 +3,13 @@
 //! Guarantees: a further key leads to the same partner as the first one, whose pair stands in the
 //! partner's own row. A partner has at most [`MOST_KEYS`] keys. Each change gives the partner a new
 //! row version, so that each ingress learns of it like of any other change of a partner
-//! ([`super::changed_since`]). A key that ends is deleted.
+//! ([`super::changed_since`]). A key that ends is deleted. Of the keys that ended last, first ones
+//! among them, the access keys stay known, so that a request with one can be told to its partner
+//! ([`ended_in_use`]).
 //!
 //! Self-service, `esimctl partner key` and the console call these functions in a transaction that
-//! also records the change. Ingress notes with [`used`] what keys are used for.
+//! also records the change. Ingress notes with [`used`] what keys are used for, and with
+//! [`ended_used`] that ended ones still are.
 
 use std::{collections::HashMap, str::FromStr};
 
@@ -270,6 +273,87 @@ pub async fn used(connection: &mut PgConnection, keys: &[Uuid]) -> Result<()> {
     );
     statement.execute(connection).await?;
     Ok(())
+}
+
+/// A key that ended and that requests have named since.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct EndedKey {
+    pub partner_id: Uuid,
+    /// The name of a further key; `None` for a first key of the partner.
+    pub name: Option<String>,
+    pub access_key: String,
+    #[serde(with = "time::serde::rfc3339")]
+    pub ended_at: OffsetDateTime,
+    /// When requests named it after its end: the first time, and the last time to the minute.
+    #[serde(with = "time::serde::rfc3339")]
+    pub used_since: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    pub used_at: OffsetDateTime,
+}
+
+/// The ended keys of these partners that requests have named after this time, those that were used
+/// last first.
+pub async fn ended_in_use(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+    after: OffsetDateTime,
+) -> Result<Vec<EndedKey>> {
+    let query = sqlx::query_as!(
+        EndedKey,
+        r#"SELECT partner_id, name, access_key, ended_at, used_since AS "used_since!", used_at AS "used_at!"
+           FROM ended_keys WHERE partner_id = ANY ($1) AND used_at >= $2 AND used_since IS NOT NULL
+           ORDER BY used_at DESC, access_key"#,
+        partners,
+        after,
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Notes that requests named these ended keys just now. What was noted less than a minute ago
+/// stays. A key whose overlap is over becomes a row here; nobody else can add one.
+pub async fn ended_used(connection: &mut PgConnection, access_keys: &[String]) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH noted AS (
+             UPDATE ended_keys SET used_since = coalesce(used_since, now()), used_at = now()
+             WHERE access_key = ANY (ARRAY (
+                 -- Another replica that notes the same key has it locked.
+                 SELECT access_key FROM ended_keys
+                 WHERE access_key = ANY ($1) AND (used_at IS NULL OR used_at < now() - interval '1 minute')
+                 FOR UPDATE SKIP LOCKED))
+         )
+         INSERT INTO ended_keys (access_key, partner_id, ended_at, used_since, used_at)
+         SELECT old_access_key, partner_id, old_keys_until, now(), now() FROM partners
+         WHERE old_access_key = ANY ($1) AND old_keys_until <= now()
+         ORDER BY old_access_key
+         ON CONFLICT DO NOTHING",
+        access_keys,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// The access keys of these partners that have ended.
+pub(super) async fn ended(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+) -> Result<HashMap<Uuid, Vec<String>>> {
+    if partners.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let query = sqlx::query!(
+        r#"SELECT partner_id AS "partner_id!", access_key AS "access_key!" FROM ended_keys WHERE partner_id = ANY ($1)
+           UNION SELECT partner_id, old_access_key FROM partners
+           WHERE partner_id = ANY ($1) AND old_access_key IS NOT NULL AND old_keys_until <= now()"#,
+        partners,
+    );
+    let mut found: HashMap<Uuid, Vec<String>> = HashMap::new();
+    for row in query.fetch_all(connection).await? {
+        found
+            .entry(row.partner_id)
+            .or_default()
+            .push(row.access_key);
+    }
+    Ok(found)
 }
 
 /// What ingress needs of a further key.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use accounts::partners::keys;
 use desk::operator::health::{
     self, Finding, FindingKind, HealthReport,
     finding::{FailureKind, Severity},
@@ -130,6 +131,41 @@ async fn requests_of_one_partner_that_all_get_a_401_are_its_matter() {
     assert_eq!(failing(&looked(&bench).await).len(), 1, "it goes on");
     bench.stored(order(partner, 1)).await;
     assert!(failing(&looked(&bench).await).is_empty());
+}
+
+#[tokio::test]
+async fn a_key_that_is_used_after_its_end_is_named_with_its_partners_401() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let subject = partner.to_string();
+    add(&bench, 20, Measure::Denied, &subject, (12, 0)).await;
+    bench
+        .sql("UPDATE partners SET access_key = 'ak_new', old_access_key = 'ak_old', old_keys_until = now()")
+        .await;
+    let told = failing(&looked(&bench).await)[0].told();
+    assert!(!told.what.contains("ak_"), "it is not used: {told:?}");
+    let mut ingress = bench.as_role("ingress").await;
+    let used = keys::ended_used(&mut ingress, &["ak_old".to_owned()]).await;
+    used.unwrap();
+    let report = looked(&bench).await;
+    let found = failing(&report)[0];
+    let told = found.told();
+    assert!(
+        told.what
+            .contains("; its first key (ak_old), which ended at "),
+        "{told:?}"
+    );
+    assert!(told.what.contains(", is still used, since "), "{told:?}");
+    assert!(
+        told.remedy
+            .starts_with("tell the partner which key has ended"),
+        "{told:?}"
+    );
+    let text = found.for_partner().unwrap();
+    assert!(
+        text.contains("and use your first key (ak_old), which ended at "),
+        "{text}"
+    );
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use accounts::partners::{
     self,
-    keys::{self, KeyUpdate, NewKey},
+    keys::{self, EndedKey, KeyUpdate, NewKey},
 };
 use desk::{
     master_key,
@@ -276,4 +276,127 @@ async fn a_key_whose_networks_cannot_be_read_keeps_them() {
         bench.value::<String>(networks, partner).await,
         "{10.1.0.0/16}"
     );
+}
+
+/// The ended keys that are kept, and those that were used since.
+async fn ended(bench: &Bench, partner: PartnerId) -> (Vec<String>, Vec<EndedKey>) {
+    let mut connection = bench.as_role("ingress").await;
+    let read = partners::changed_since(&mut connection, 0).await.unwrap();
+    let of = read.into_iter().find(|one| one.partner_id == partner);
+    let mut kept = of.unwrap().ended_keys;
+    kept.sort_unstable();
+    let mut console = bench.as_role("console").await;
+    let epoch = time::OffsetDateTime::UNIX_EPOCH;
+    let used = keys::ended_in_use(&mut console, &[partner.uuid()], epoch).await;
+    (kept, used.unwrap())
+}
+
+/// Whichever way a key ends, it is known whose it was, and that it is used all the same.
+#[tokio::test]
+async fn a_key_that_has_ended_stays_known_as_its_partners() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    let end = async |transaction: &mut Transaction<'_>| {
+        keys::end(transaction, partner, Some("ak_further")).await
+    };
+    committed(&mut connection, end).await.unwrap();
+    // A rotation with an overlap, which is over; then one that ends both at once.
+    let first: String = bench
+        .value(
+            "SELECT access_key FROM partners WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    let over = "UPDATE partners SET access_key = 'ak_2', old_access_key = access_key, \
+                old_keys_until = now() - interval '1 hour'";
+    execute(&mut connection, over).await;
+    let kept = vec![first.clone(), "ak_further".to_owned()];
+    assert_eq!(ended(&bench, partner).await, (sorted(kept), Vec::new()));
+
+    let named = [
+        first.clone(),
+        "ak_further".to_owned(),
+        "invented".to_owned(),
+        "ak_2".to_owned(),
+    ];
+    let mut ingress = bench.as_role("ingress").await;
+    keys::ended_used(&mut ingress, &named).await.unwrap();
+    let (_, used) = ended(&bench, partner).await;
+    let told: Vec<_> = used
+        .iter()
+        .map(|key| (key.name.as_deref(), &*key.access_key))
+        .collect();
+    assert_eq!(
+        told,
+        [(None, &*first), (Some("a program"), "ak_further")],
+        "{used:?}"
+    );
+    assert!(
+        used[0].used_at - used[0].ended_at > time::Duration::minutes(59),
+        "{used:?}"
+    );
+    // Within a minute nothing is written; after it the first use stays.
+    keys::ended_used(&mut ingress, &named).await.unwrap();
+    assert_eq!(ended(&bench, partner).await.1, used);
+    execute(
+        &mut connection,
+        "UPDATE ended_keys SET used_at = used_at - interval '61 s', used_since = used_since - interval '61 s'",
+    )
+    .await;
+    keys::ended_used(&mut ingress, &named).await.unwrap();
+    let (_, later) = ended(&bench, partner).await;
+    assert!(
+        later.iter().all(|key| key.used_at > key.used_since),
+        "{later:?}"
+    );
+
+    execute(
+        &mut connection,
+        "UPDATE partners SET access_key = 'ak_3', old_access_key = NULL, old_keys_until = NULL",
+    )
+    .await;
+    let kept = sorted(vec![
+        first.clone(),
+        "ak_2".to_owned(),
+        "ak_further".to_owned(),
+    ]);
+    let (all, used) = ended(&bench, partner).await;
+    assert_eq!(
+        (all, used),
+        (kept, later),
+        "the end of the overlap changes nothing"
+    );
+    // A key that is given again has not ended.
+    execute(&mut connection, "UPDATE partners SET access_key = 'ak_2'").await;
+    let kept = sorted(vec![first, "ak_3".to_owned(), "ak_further".to_owned()]);
+    assert_eq!(ended(&bench, partner).await.0, kept);
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort_unstable();
+    names
+}
+
+/// A partner that makes and ends keys without end fills no table, and an erased one leaves none.
+#[tokio::test]
+async fn the_newest_ended_keys_of_a_partner_are_kept_and_none_of_an_erased_one() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let mut connection = bench.connection().await;
+    for nth in 0..30 {
+        let statement = format!("UPDATE partners SET access_key = 'ak_{nth:02}'");
+        execute(&mut connection, &statement).await;
+    }
+    let expected: Vec<String> = (9..29).map(|nth| format!("ak_{nth:02}")).collect();
+    assert_eq!(ended(&bench, partner).await.0, expected);
+    make(&bench, partner, "ak_further").await;
+    execute(
+        &mut connection,
+        "UPDATE partners SET access_key = 'erased', disabled_at = now(), erased_at = now()",
+    )
+    .await;
+    execute(&mut connection, "DELETE FROM partner_keys").await;
+    assert_eq!(ended(&bench, partner).await.0, [""; 0]);
 }

@@ -1,13 +1,13 @@
 //! The keys, the account, the limits and the balance of a partner, and the acts on them
 //! ([`super::partner_acts`], [`super::rotation`] and [`super::account`]).
 
-use accounts::partners::keys::{self as stored, FurtherKey};
+use accounts::partners::keys::{self as stored, EndedKey, FurtherKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::balances::{self, CreditLimit, EntryLine};
 use domain::{Amount, Command, Environment, PartnerId, money::EntryKind, product::Currency};
 use pg::{PgConnection, Transaction, actions::ActionChange};
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 
 use crate::{
     App,
@@ -20,7 +20,7 @@ use crate::{
         partner_acts::{changed, lately, limits_of, read},
     },
     problem::Problem,
-    times::TimeElement,
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -33,6 +33,9 @@ const OF_FURTHER: &[Command] = &[
     Command::KeyEnd,
     Command::PartnerLeaked,
 ];
+
+/// How long the page shows that an ended key was used.
+const SHOWN: Duration = Duration::days(7);
 
 #[derive(Template)]
 #[template(path = "access.html")]
@@ -52,6 +55,7 @@ struct Page {
     account: Option<ReasonForm>,
     first_used: String,
     further: Vec<Further>,
+    ended: Vec<StillUsed>,
     /// What it has, by currency. Empty without accounts.
     money: Vec<Money>,
 }
@@ -141,6 +145,27 @@ async fn money(
         }
     });
     Ok(shown.collect())
+}
+
+/// A key that requests have named after its end.
+struct StillUsed {
+    name: String,
+    access_key: String,
+    ended: TimeElement,
+    since: TimeElement,
+    last: TimeElement,
+}
+
+impl StillUsed {
+    fn new(key: EndedKey, times: &Times) -> Self {
+        Self {
+            name: key.name.unwrap_or_else(|| "First key".to_owned()),
+            access_key: key.access_key,
+            ended: times.both(key.ended_at),
+            since: times.both(key.used_since),
+            last: times.ago(key.used_at),
+        }
+    }
 }
 
 /// A further key of the partner, for a person or a program.
@@ -238,11 +263,13 @@ pub(crate) async fn show(
     let day = lately(&app, id).await?;
     let reading = async |connection: &mut PgConnection| {
         let first_used = stored::first_used_at(&mut *connection, id).await?;
-        let further = stored::list(connection, id, None).await?;
-        Ok::<_, pg::Error>((first_used, further))
+        let further = stored::list(&mut *connection, id, None).await?;
+        let ended = stored::ended_in_use(connection, &[id.uuid()], times.now - SHOWN).await?;
+        Ok::<_, pg::Error>((first_used, further, ended))
     };
-    let (first_used, further) = app.database().run(reading).await?;
+    let (first_used, further, ended) = app.database().run(reading).await?;
     let further = further.into_iter();
+    let ended = ended.into_iter();
     let money = money(&app, id, &visit.session).await?;
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
@@ -279,6 +306,7 @@ pub(crate) async fn show(
         further: further
             .map(|key| Further::new(key, id, &read.seen, &visit.session))
             .collect(),
+        ended: ended.map(|key| StillUsed::new(key, times)).collect(),
         money,
     })
 }

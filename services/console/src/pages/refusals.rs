@@ -258,7 +258,7 @@ fn unsigned(reason: &str) -> &'static str {
         "signature_invalid" => "the signature was not valid, so anybody may have sent it",
         // The key is one that we know, because other requests are not kept.
         "access_key_unknown" => {
-            "the account was disabled, so the signature was not looked at, and anybody may have sent it"
+            "the key had ended or the account was disabled, so the signature was not looked at, and anybody may have sent it"
         }
         _ => "refused before the signature was looked at, so anybody may have sent it",
     }

@@ -50,7 +50,7 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
         "qty_invalid; item=0",
         &request_id.simple().to_string(),
         "refused before the signature was looked at, so anybody",
-        "the account was disabled, so the signature was not looked at",
+        "the key had ended or the account was disabled, so the signature was not",
         "1\u{202f}234 more of this kind",
     ] {
         assert!(page.contains(part), "{part}: {page}");

@@ -150,8 +150,8 @@ impl Authenticator {
         let Some(timestamp) = recent(timestamp) else {
             // The key is looked up only to note whose request it is, so the cache must do.
             let known = access_key.to_str().ok();
-            let known = known.and_then(|access_key| self.directory.cached(access_key));
-            *sender = known.map(|partner| RequestSender::unsigned(partner.id));
+            let known = known.and_then(|access_key| self.directory.owner(access_key));
+            *sender = known.map(RequestSender::unsigned);
             return Err(not_recent(self.directory.check_database()));
         };
 
@@ -166,9 +166,12 @@ impl Authenticator {
             .partner(access_key)
             .await
             .map_err(ApiError::internal)?;
-        *sender = found
-            .as_ref()
-            .map(|partner| RequestSender::unsigned(partner.id));
+        // A key that has ended gets the answer of an unknown one, and counts as its partner's.
+        let owner = match &found {
+            Some(partner) => Some(partner.id),
+            None => self.directory.owner(access_key),
+        };
+        *sender = owner.map(RequestSender::unsigned);
         let partner = found
             .filter(|partner| !partner.disabled)
             .ok_or_else(unknown)?;

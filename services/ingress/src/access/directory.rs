@@ -13,6 +13,9 @@
 //! - A further key of a partner leads to the same partner, with the rights of the key. It changes
 //!   and ends like anything else of its partner.
 //! - A key that a rotation replaced is denied after its end, by the clock of this process.
+//! - It is known whose a key was that has ended, so that a request with it counts as one of this
+//!   partner. Such keys come from the database only, at most 21 of a partner, so nobody can make
+//!   this process or a table hold more by inventing some; and they need no look-up.
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
 //! [`super::authentication`] asks for partners, [`crate::orders::check`] for options. The module
@@ -62,8 +65,8 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
 /// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
-/// How often the use of one key is noted at most, in seconds. More often would make each request
-/// cost a write.
+/// How often the use of one key is noted at most, in seconds, also of an ended one. More often would
+/// make each request cost a write.
 const NOTED_EVERY: i64 = 60;
 /// The maximum number of look-ups per second. Beyond it, unknown keys get a 401 and orders of
 /// unknown options a 503 without a query, so that a flood of invented ones does not load the
@@ -148,15 +151,31 @@ impl Credential {
     fn example() -> Arc<Self> {
         Self::of_first_key(PartnerId::new(), "")
     }
+}
 
-    /// Whether its use at this time is the first one within a minute here.
-    fn note(&self, now: i64) -> bool {
-        let before = self.noted_at.load(Ordering::Relaxed);
-        now.saturating_sub(before) >= NOTED_EVERY
-            && self
-                .noted_at
-                .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+/// Whether a use at this time is the first one within a minute here. `noted_at` is the time of the
+/// last one that was.
+fn is_first_in_a_minute(noted_at: &AtomicI64, now: i64) -> bool {
+    let before = noted_at.load(Ordering::Relaxed);
+    now.saturating_sub(before) >= NOTED_EVERY
+        && noted_at
+            .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+}
+
+/// Whose a key was that has ended.
+struct Ended {
+    partner_id: PartnerId,
+    /// When its use was noted here, in seconds of Unix time; 0 if it never was.
+    noted_at: AtomicI64,
+}
+
+impl Ended {
+    fn of(partner_id: PartnerId) -> Self {
+        Self {
+            partner_id,
+            noted_at: AtomicI64::new(0),
+        }
     }
 }
 
@@ -178,6 +197,9 @@ struct Partners {
     known: HashMap<PartnerId, (i64, Vec<String>)>,
     /// The access keys that a rotation has replaced. They are dropped when they have ended.
     ending: Vec<String>,
+    /// The access keys that have ended.
+    ended: HashMap<String, Ended>,
+    ended_of: HashMap<PartnerId, Vec<String>>,
 }
 
 impl Partners {
@@ -191,6 +213,7 @@ impl Partners {
         partner_id: PartnerId,
         row_version: i64,
         mut keys: Vec<(String, KnownPartner)>,
+        ended: Vec<String>,
     ) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
         if row_version < *known {
@@ -215,20 +238,39 @@ impl Partners {
             }
             self.by_access_key.insert(access_key, Arc::new(partner));
         }
+        let mut before = HashMap::new();
+        for access_key in self.ended_of.remove(&partner_id).unwrap_or_default() {
+            if let Some(gone) = self.ended.remove(&access_key) {
+                before.insert(access_key, gone);
+            }
+        }
+        for access_key in &ended {
+            let stays = before.remove(access_key);
+            let stays = stays.unwrap_or_else(|| Ended::of(partner_id));
+            self.ended.insert(access_key.clone(), stays);
+        }
+        if !ended.is_empty() {
+            self.ended_of.insert(partner_id, ended);
+        }
     }
 
-    /// Drops the keys that have ended, and with them their secrets.
+    /// Drops the keys that have ended, and with them their secrets. What is left is whose they were.
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
+        let ended = &mut self.ended;
+        let ended_of = &mut self.ended_of;
         self.ending.retain(|access_key| {
             let Some(partner) = by_access_key.get(access_key) else {
                 return false;
             };
-            let ended = partner.ended();
-            if ended {
+            let has_ended = partner.ended();
+            if has_ended {
+                let of = ended_of.entry(partner.id).or_default();
+                of.push(access_key.clone());
+                ended.insert(access_key.clone(), Ended::of(partner.id));
                 by_access_key.remove(access_key);
             }
-            !ended
+            !has_ended
         });
     }
 }
@@ -267,6 +309,8 @@ pub(crate) struct Directory {
     look_ups: RateLimit,
     /// The keys that were used and whose use is not written yet.
     used: Mutex<Vec<Uuid>>,
+    /// The same of keys that have ended.
+    ended_used: Mutex<Vec<String>>,
     /// Held during a look-up, so that only one runs at a time.
     looking: tokio::sync::Mutex<()>,
 }
@@ -315,6 +359,7 @@ impl Directory {
             prices: RwLock::default(),
             look_ups: RateLimit::per_second(LOOK_UPS),
             used: Mutex::default(),
+            ended_used: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
         }
     }
@@ -327,6 +372,9 @@ impl Directory {
     ) -> Result<Option<Arc<KnownPartner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
+        }
+        if self.ended_key(access_key, |_| ()).is_some() {
+            return Ok(None);
         }
         // Only one look-up runs at a time, so that the first requests of a new partner cause a
         // single query. Its result serves all requests that wait for their turn. A request whose
@@ -349,15 +397,28 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
-    /// Returns the partner with this valid access key, if it is in the cache.
-    pub(crate) fn cached(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
-        self.known_partner(access_key).and_then(valid)
+    /// Whose this access key is or was, if the cache knows it. That a key is still named after its
+    /// end is noted, at most once a minute.
+    pub(crate) fn owner(&self, access_key: &str) -> Option<PartnerId> {
+        let known = self.known_partner(access_key);
+        if let Some(valid) = known.clone().and_then(valid) {
+            return Some(valid.id);
+        }
+        let now = clock::unix_seconds();
+        let noted = self.ended_key(access_key, |ended| {
+            if is_first_in_a_minute(&ended.noted_at, now) {
+                lock(&self.ended_used).push(access_key.to_owned());
+            }
+            ended.partner_id
+        });
+        // It has ended a moment ago and is not dropped yet.
+        noted.or_else(|| known.map(|known| known.id))
     }
 
     /// Notes that a request was signed with this key. It is written with the next refresh, and for
     /// one key at most once a minute.
     pub(crate) fn note_use(&self, credential: &Credential) {
-        if credential.note(clock::unix_seconds()) {
+        if is_first_in_a_minute(&credential.noted_at, clock::unix_seconds()) {
             lock(&self.used).push(credential.key_id.uuid());
         }
     }
@@ -366,11 +427,21 @@ impl Directory {
     /// and the refresh, which fails as well, says why.
     async fn write_uses(&self) {
         let used = std::mem::take(&mut *lock(&self.used));
-        if !used.is_empty() {
-            let write = async |connection: &mut PgConnection| keys::used(connection, &used).await;
-            if let Err(error) = self.database.run(write).await {
-                tracing::debug!(%error, "when keys were used last is not written");
+        let ended = std::mem::take(&mut *lock(&self.ended_used));
+        if used.is_empty() && ended.is_empty() {
+            return;
+        }
+        let write = async |connection: &mut PgConnection| {
+            if !used.is_empty() {
+                keys::used(&mut *connection, &used).await?;
             }
+            if !ended.is_empty() {
+                keys::ended_used(connection, &ended).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = self.database.run(write).await {
+            tracing::debug!(%error, "when keys were used last is not written");
         }
     }
 
@@ -394,8 +465,12 @@ impl Directory {
             price_list: None,
             until: None,
         };
-        self.partners_mut()
-            .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
+        self.partners_mut().learn(
+            partner.id,
+            1,
+            vec![(access_key.to_owned(), partner)],
+            Vec::new(),
+        );
     }
 
     /// Waits for the turn to look something up. While the database is away, many requests wait
@@ -413,6 +488,12 @@ impl Directory {
             .by_access_key
             .get(access_key)
             .cloned()
+    }
+
+    fn ended_key<T>(&self, access_key: &str, read: impl FnOnce(&Ended) -> T) -> Option<T> {
+        let partners = self.partners.read();
+        let partners = partners.unwrap_or_else(PoisonError::into_inner);
+        partners.ended.get(access_key).map(read)
     }
 
     fn partners_mut(&self) -> RwLockWriteGuard<'_, Partners> {
@@ -537,8 +618,9 @@ impl Directory {
             partner(usable, credential, None)
         });
         let keys = first.chain(further).collect();
+        let ended = credentials.ended_keys.clone();
         self.partners_mut()
-            .learn(credentials.partner_id, credentials.row_version, keys);
+            .learn(credentials.partner_id, credentials.row_version, keys, ended);
     }
 
     /// Forgets an option whose row cannot be read, so that nobody orders it as it was before.
@@ -720,7 +802,7 @@ mod tests {
             };
             ((*access_key).to_owned(), partner)
         });
-        partners.learn(id, row_version, keys.collect());
+        partners.learn(id, row_version, keys.collect(), Vec::new());
     }
 
     /// Whoever sends invented keys must not make a partner believe that an option does not exist. A
@@ -810,5 +892,37 @@ mod tests {
         partners.forget_ended();
         assert_eq!(known(&partners), ["new"]);
         assert!(partners.ending.is_empty());
+    }
+
+    fn ended(partners: &Partners) -> Vec<(&str, PartnerId)> {
+        let ended = partners.ended.iter();
+        let mut ended: Vec<_> = ended
+            .map(|(key, of)| (key.as_str(), of.partner_id))
+            .collect();
+        ended.sort_unstable();
+        ended
+    }
+
+    #[test]
+    fn whose_an_ended_key_was_stays_known_as_long_as_the_database_keeps_it() {
+        let mut partners = Partners::default();
+        let one = PartnerId::new();
+        let now = Moment::now();
+        learn(&mut partners, one, 1, &[("new", None), ("old", Some(now))]);
+        partners.forget_ended();
+        assert_eq!(ended(&partners), [("old", one)]);
+        let noted = &partners.ended["old"].noted_at;
+        assert!(is_first_in_a_minute(noted, 100));
+        assert!(!is_first_in_a_minute(noted, 159));
+        assert!(is_first_in_a_minute(noted, 160));
+        let kept = ["old".to_owned(), "older".to_owned()];
+        partners.learn(one, 2, Vec::new(), kept.to_vec());
+        assert_eq!(ended(&partners), [("old", one), ("older", one)]);
+        let noted = partners.ended["old"].noted_at.load(Ordering::Relaxed);
+        assert_eq!(noted, 160, "it is not noted anew");
+        partners.learn(one, 3, Vec::new(), vec!["older".to_owned()]);
+        assert_eq!(ended(&partners), [("older", one)]);
+        partners.learn(one, 4, Vec::new(), Vec::new());
+        assert!(partners.ended.is_empty() && partners.ended_of.is_empty());
     }
 }

@@ -5,8 +5,8 @@
 //! - No request waits for this. A refusal is queued, and one task writes what has queued, with at
 //!   most one transaction per [`PACE`]. Refusals that do not fit are dropped and counted.
 //! - Nobody can make it expensive. Of each partner and kind at most 60 per minute
-//!   are kept. The newest 1,000 of them stay. Requests with an unknown access key are
-//!   not kept at all.
+//!   are kept. The newest 1,000 of them stay. Requests with an access key that is
+//!   and was nobody's are not kept at all.
 //! - The next one that is kept says how many of its partner and kind were not, for whatever reason:
 //!   there were too many, the queue was full, or the database did not take them.
 //! - Nothing secret is kept: no header, no query and no body. The external order id and the path of

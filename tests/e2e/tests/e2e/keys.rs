@@ -11,6 +11,8 @@ use testkit::client::{Answer, Client};
 use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 
+/// How soon counted failures are told at the latest.
+const NAMED: Duration = Duration::from_secs(30);
 const RIGHTS: [&str; 4] = ["order", "read", "webhooks", "keys"];
 
 /// Sends a request whose signature covers its body.
@@ -327,6 +329,28 @@ async fn an_ended_key_is_refused_by_every_ingress_within_a_second() {
         "{refused_after:?}"
     );
     assert_eq!(ask(&first, "GET", "/account").await.unwrap().status, 200);
+
+    // Whoever still uses it gets the answer of an invented key, and counts as its partner.
+    for _ in 0..5 {
+        let answer = ask(&clients[1], "GET", "/account").await.unwrap();
+        assert_refused(&answer, 401, "access_key_unknown");
+    }
+    let named = async || {
+        let found = stack.esimctl.run_allowing(&["attention"], &[0, 3]).await;
+        let (_, attention): (_, Value) = found?;
+        let attention = attention.to_string();
+        Ok(attention
+            .contains("its key “short” (ak_")
+            .then_some(attention))
+    };
+    let attention = wait::until(NAMED, "the finding about the ended key", named).await;
+    assert!(attention.unwrap().contains("is still used, since "));
+    let refused = ["partner", "show", &partner.partner_id, "--refused"];
+    let refused: Value = stack.esimctl.run(&refused).await.unwrap();
+    assert!(
+        refused.to_string().contains("access_key_unknown"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]

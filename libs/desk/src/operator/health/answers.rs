@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use accounts::partners;
+use accounts::partners::{self, keys};
 use pg::{Result, count};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -43,6 +43,8 @@ const HOURS: i32 = 24;
 const PARTNERS: usize = 20;
 /// The newest orders of such a partner that are counted.
 const ORDERS: i64 = 2_000;
+/// The last use of a key is noted to the minute.
+const NOTED: Duration = Duration::minutes(1);
 /// The id of an order is made shortly before PostgreSQL sets its time by another clock.
 const SKEW: Duration = Duration::minutes(5);
 
@@ -385,7 +387,29 @@ pub(super) async fn find(
     if let Some(found) = unknown.filter(|_| orders_are_usual) {
         findings.push(finding(FailureKind::Denied, None, Vec::new(), 0, found));
     }
+    name_ended_keys(connection, findings).await?;
     Ok(outcomes.lately(now))
+}
+
+/// Says of each finding about 401 which keys of its partners have ended and are used all the same.
+async fn name_ended_keys(connection: &mut PgConnection, findings: &mut [Finding]) -> Result<()> {
+    for one in findings {
+        let FindingKind::OrdersFail {
+            how: FailureKind::Denied,
+            partners,
+            ended_keys,
+            ..
+        } = &mut one.kind
+        else {
+            continue;
+        };
+        let ids: Vec<Uuid> = partners.iter().map(|one| one.partner_id).collect();
+        let since = one.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        if !ids.is_empty() {
+            *ended_keys = keys::ended_in_use(&mut *connection, &ids, since - NOTED).await?;
+        }
+    }
+    Ok(())
 }
 
 fn finding(
@@ -404,6 +428,7 @@ fn finding(
         last: found.last,
         partners,
         others,
+        ended_keys: Vec::new(),
     };
     Finding::new(kind, Some(found.since))
 }

@@ -1,5 +1,6 @@
 //! What can be wrong, as codes with their detail.
 
+use accounts::partners::keys::EndedKey;
 use domain::{PartnerId, esim_change::EsimChangeKind, standing::EndpointState};
 use serde::{Deserialize, Serialize};
 use store::{
@@ -219,6 +220,9 @@ pub enum FindingKind {
         /// Who feels it, as far as that is known, and how many more partners there may be.
         partners: Vec<FailingPartner>,
         others: usize,
+        /// The keys of these partners that have ended and are named by these requests, if they get
+        /// a 401.
+        ended_keys: Vec<EndedKey>,
     },
     /// PostgreSQL will refuse every write when its transaction ids are used up.
     Wraparound { age: u64 },

@@ -3,6 +3,7 @@
 //!
 //! A text is in UTC and names no provider, no other partner, and nothing of our insides.
 
+use accounts::partners::keys::EndedKey;
 use domain::{OrderId, PartnerId};
 use pg::{Result, count};
 use sqlx::PgConnection;
@@ -12,7 +13,7 @@ use time::OffsetDateTime;
 use super::{
     HealthReport,
     finding::{FailureKind, Finding, FindingKind, Severity},
-    phrases::named,
+    phrases::{key_named, named},
     stages::Stage,
     waiting::{SANDBOX, WaitingQueue},
 };
@@ -157,6 +158,41 @@ const STORED: &str =
 const REPEAT: &str =
     "Please send them again later with the same order id: nothing is bought twice.";
 
+/// What a partner is told of requests that fail; `failed` is their number, if they are its own.
+fn requests_fail(how: FailureKind, failed: Option<u64>, ended_keys: &[EndedKey]) -> String {
+    let them = match failed {
+        Some(failed) => counted(failed, "of your requests was", "of your requests were"),
+        None => "some requests were".to_owned(),
+    };
+    let why = match how {
+        FailureKind::Denied if failed.is_some() && !ended_keys.is_empty() => {
+            let keys = ended_keys.iter().map(|key| {
+                let ended = minute(key.ended_at);
+                format!("your {}, which ended at {ended}", key_named(key))
+            });
+            let keys: Vec<String> = keys.collect();
+            return format!(
+                "{them} answered with status 401, and use {}. Please give these programs a valid key.",
+                keys.join("; ")
+            );
+        }
+        FailureKind::Denied => {
+            "answered with status 401. Please compare your access key, your secret and your clock."
+        }
+        FailureKind::Limited => {
+            "answered with status 429. Please send them again, more slowly, or ask us for a higher limit."
+        }
+        FailureKind::Refused => {
+            "answered with status 422, because our supplier did not sell what they ask for. Nothing \
+             was bought for them."
+        }
+        FailureKind::Errors | FailureKind::Invalid => {
+            "refused for what is in them; the code in the answer says what."
+        }
+    };
+    format!("{them} {why}")
+}
+
 impl Finding {
     /// A text for the partner, if there is something that it should know.
     pub fn for_partner(&self) -> Option<String> {
@@ -202,27 +238,8 @@ impl Finding {
                 "we find out with our supplier whether it has extended {} of yours. We tell you the outcome.",
                 counted(changes.len(), "eSIM", "eSIMs")
             ),
-            FindingKind::OrdersFail { how, partner, failed, .. } => {
-                let them = match partner {
-                    Some(_) => counted(*failed, "of your requests was", "of your requests were"),
-                    None => "some requests were".to_owned(),
-                };
-                let why = match how {
-                    FailureKind::Denied => {
-                        "answered with status 401. Please compare your access key, your secret and your clock."
-                    }
-                    FailureKind::Limited => {
-                        "answered with status 429. Please send them again, more slowly, or ask us for a higher limit."
-                    }
-                    FailureKind::Refused => {
-                        "answered with status 422, because our supplier did not sell what they ask for. Nothing \
-                         was bought for them."
-                    }
-                    FailureKind::Errors | FailureKind::Invalid => {
-                        "refused for what is in them; the code in the answer says what."
-                    }
-                };
-                format!("{them} {why}")
+            FindingKind::OrdersFail { how, partner, failed, ended_keys, .. } => {
+                requests_fail(*how, partner.map(|_| *failed), ended_keys)
             }
             FindingKind::NoAddress { webhooks, .. } => format!(
                 "{} for you, because you have set no URL for them. Once you set it, they are sent by themselves.",

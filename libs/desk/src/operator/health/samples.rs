@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use accounts::partners::keys::EndedKey;
 use domain::{
     ExtensionId, OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason,
     esim_change::EsimChangeKind, standing::EndpointState,
@@ -81,9 +82,24 @@ fn fail(how: FailureKind, is_of_one: bool, everything: bool, at: OffsetDateTime)
         failed: 60,
         all: 60,
         last: at,
+        ended_keys: ended_keys(how, is_of_one, at),
         partners: vec![partner],
         others: 0,
     }
+}
+
+/// Requests of one partner get a 401 because of a key that has ended.
+fn ended_keys(how: FailureKind, is_of_one: bool, at: OffsetDateTime) -> Vec<EndedKey> {
+    let key = EndedKey {
+        partner_id: Uuid::nil(),
+        name: Some("shop".to_owned()),
+        access_key: "ak_1".to_owned(),
+        ended_at: at - Duration::hours(1),
+        used_since: at,
+        used_at: at,
+    };
+    let is_one = how == FailureKind::Denied && is_of_one;
+    is_one.then_some(key).into_iter().collect()
 }
 
 fn purchase(at: OffsetDateTime) -> ListedPlacement {

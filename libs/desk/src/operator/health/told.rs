@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use super::{
     finding::{AffectedEnvironment, Clock, FailureKind, Finding, FindingKind, Severity},
-    phrases::{named, times, wait, whose},
+    phrases::{named, still_used, times, wait, whose},
     slow::took_of,
     stages::Stage,
     waiting::SANDBOX,
@@ -205,6 +205,7 @@ impl FindingKind {
                 last,
                 partners,
                 others,
+                ended_keys,
             } => {
                 let which = if *everything {
                     format!("all {all} of the newest")
@@ -222,7 +223,7 @@ impl FindingKind {
                     (None, names) => (String::new(), format!("; felt by {}", named(names))),
                 };
                 format!(
-                    "{}{of} {}: {which}{felt}, the last one at {}",
+                    "{}{of} {}: {which}{felt}, the last one at {}{}",
                     if *how == FailureKind::Denied { "requests" } else { "orders" },
                     match how {
                         FailureKind::Errors => "fail with a 5xx",
@@ -236,7 +237,8 @@ impl FindingKind {
                         FailureKind::Invalid => "are refused with a 4xx for what is in them",
                         FailureKind::Limited => "are refused with a 429, because they are above a limit",
                     },
-                    minute(*last)
+                    minute(*last),
+                    still_used(ended_keys, partner.is_none().then_some(partners))
                 )
             }
             Self::Wraparound { age } => format!(
@@ -624,9 +626,17 @@ impl FindingKind {
             Self::GiveBacksParked { .. } | Self::ExtensionsParked { .. } => {
                 "look each eSIM up at the provider, then record the outcome"
             }
-            Self::OrdersFail { how, partner, .. } => match (how, partner) {
+            Self::OrdersFail {
+                how,
+                partner,
+                ended_keys,
+                ..
+            } => match (how, partner) {
                 (FailureKind::Errors, _) => {
                     "read in the log of ingress why (`answered with 500`): nearly always PostgreSQL does not take the order, because it is down, its disk is full or a right is missing; a 503 is a limit of ours"
+                }
+                (FailureKind::Denied, _) if !ended_keys.is_empty() => {
+                    "tell the partner which key has ended, so that it gives its programs a valid one; if the key was in wrong hands, whoever has it is kept out, and nothing is to be done"
                 }
                 (FailureKind::Denied, Some(_)) => {
                     "ask the partner whether its keys or its clock have changed; the list of its refused requests says which check fails"
