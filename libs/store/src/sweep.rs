@@ -63,7 +63,9 @@ pub struct SweepResult {
 /// lease ago, it notes T together with the next transaction id. That is the fence. Later sweeps
 /// read the range from the old start again, and rows that already have work are left alone. Once
 /// all transactions with smaller ids that write placements or deliveries have ended, the fence is
-/// passed: the sweep that notices this finds the last late rows, and moves the start to T.
+/// passed: the sweep that notices this finds the last late rows, and moves the start to T. Those
+/// that write `topup_changes` are waited for, too, because the walk of a partner over its changes
+/// ends where the sweeps have come to (`desk::self_service::changes`).
 ///
 /// Only these are waited for, because a backup, another table's migration or another database of
 /// the server may keep a transaction open for hours, and meanwhile nothing would find a lost job.
@@ -129,7 +131,7 @@ impl SweptRange {
                                     AND virtualtransaction = ANY (ARRAY (
                                         SELECT virtualtransaction FROM pg_locks
                                         WHERE mode = 'RowExclusiveLock'
-                                          AND relation IN ('placements'::regclass, 'deliveries'::regclass)
+                                          AND relation IN ('placements'::regclass, 'deliveries'::regclass, 'topup_changes'::regclass)
                                           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())))))
                           ) AS all_ended
                ) fence

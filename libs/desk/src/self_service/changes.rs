@@ -3,7 +3,10 @@
 //!
 //! Guarantee: whoever walks on from where the last walk was complete gets each change once. A
 //! change is found by the begin of its transaction, and transactions do not commit in the order in
-//! which they begin. So the walk ends [`COMMIT_LAG`] before now, and says where.
+//! which they begin, and a commit may hang for as long as a standby is away. So the walk ends where
+//! a sweep has come to, because that waits for each transaction that may still write a change
+//! (`libs/store/src/sweep.rs`), and at least [`COMMIT_LAG`] before now; and it says where. While
+//! neither a provisioner nor a notifier sweeps, it comes no further.
 //!
 //! A ready topup is found by its webhook to the first endpoint, which is stored with its profile,
 //! and the others by `topup_changes`, which triggers fill.
@@ -18,8 +21,8 @@ use utoipa::ToSchema;
 
 use super::orders::{PartnerUnit, units_of};
 
-/// How long after its begin a change is found, in seconds. It is far longer than a statement or a
-/// transaction of any stage may take.
+/// How long after its begin a change is found at the earliest, in seconds. It is far longer than a
+/// statement of any stage may take, so a transaction that has written nothing yet is younger.
 const COMMIT_LAG: f64 = 60.0;
 
 /// What has happened to a topup: `ready`, `failed`, `extended` or `returned`.
@@ -91,7 +94,9 @@ pub async fn changes(
     page: &ChangePage,
 ) -> Result<Unflushed<TopupChanges>> {
     let until = sqlx::query_scalar!(
-        r#"SELECT least(now() - make_interval(secs => $1), $2) AS "until!""#,
+        r#"SELECT least(now() - make_interval(secs => $1), $2,
+                       (SELECT max(up_to) FROM walks
+                        WHERE name IN ('placements', 'deliveries') AND isfinite(up_to))) AS "until!""#,
         COMMIT_LAG,
         page.until,
     );

@@ -1,11 +1,11 @@
 //! The walk of a partner over the changes of its topups: each one is found once, in whatever pages,
 //! also if it commits late, and no other partner's.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use desk::self_service::{self, ChangePage, ChangePosition, TopupChange, TopupChanges};
 use domain::{PartnerId, TopupId};
-use store::orders::NewOrder;
+use store::{orders::NewOrder, placements};
 use time::OffsetDateTime;
 
 use crate::bench::{Bench, Told as _, answered, bought, order, placement, ready, rejected, topups};
@@ -73,13 +73,29 @@ impl Bench {
         order
     }
 
-    /// Everything that has changed until now did so this long ago.
+    /// Everything that has changed until now did so this long ago, and the sweeps have come to now.
     async fn shift(&self, ago: &str) {
         self.sql(&format!(
             "UPDATE deliveries SET created_at = created_at - interval '{ago}';
-             UPDATE topup_changes SET at = at - interval '{ago}'"
+             UPDATE topup_changes SET at = at - interval '{ago}';
+             UPDATE walks SET up_to = now() WHERE name IN ('placements', 'deliveries')"
         ))
         .await;
+    }
+
+    /// Where the sweeps are after this many of them.
+    async fn swept_up_to(&self, sweeps: u32) -> OffsetDateTime {
+        let mut connection = self.as_role("provisioner").await;
+        for _ in 0..sweeps {
+            placements::sweep(&mut connection, Duration::from_secs(10))
+                .await
+                .unwrap();
+        }
+        let up_to = "SELECT max(up_to) FROM walks WHERE name IN ('placements', 'deliveries')";
+        sqlx::query_scalar(up_to)
+            .fetch_one(&mut connection)
+            .await
+            .unwrap()
     }
 }
 
@@ -180,6 +196,45 @@ async fn a_change_that_commits_late_is_in_the_next_walk() {
     let (second, _) = bench.walked(partner, since, 1).await;
     let second: BTreeSet<String> = second.iter().map(|(id, _)| id.to_string()).collect();
     assert_eq!(second, expected);
+}
+
+/// A commit hangs for minutes, because a standby is away. No walk meanwhile passes its change.
+#[tokio::test]
+async fn a_change_whose_commit_hangs_is_passed_by_no_walk() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let early = bench.became_ready(partner, 1).await;
+    let late = bench.stored(answered(partner, 2)).await;
+    bench.shift("1 hour").await;
+    bench
+        .sql(
+            "UPDATE orders SET answer_by = answer_by - interval '1 hour';
+             UPDATE walks SET up_to = now() - interval '5 minutes' WHERE name IN ('placements', 'deliveries')",
+        )
+        .await;
+    let mut connection = bench.connection().await;
+    let mut hanging = sqlx::Connection::begin(&mut *connection).await.unwrap();
+    // It began three minutes ago.
+    for statement in [
+        "UPDATE topups SET state = 'failed' WHERE placement_id = $1",
+        "UPDATE topup_changes SET at = at - interval '3 minutes' WHERE $1 IS NOT NULL",
+    ] {
+        let statement = sqlx::query(statement).bind(placement(&late).uuid());
+        statement.execute(&mut *hanging).await.unwrap();
+    }
+    let hung_at: OffsetDateTime = sqlx::query_scalar("SELECT max(at) FROM topup_changes")
+        .fetch_one(&mut *hanging)
+        .await
+        .unwrap();
+    assert!(bench.swept_up_to(50).await < hung_at);
+    let (first, complete_until) = bench.walked(partner, LONG_AGO, 1).await;
+    assert_eq!(first, all(&early, TopupChange::Ready));
+    assert!(complete_until < hung_at, "{complete_until} {hung_at}");
+    hanging.commit().await.unwrap();
+    assert!(bench.swept_up_to(100).await > hung_at);
+    let (second, complete_until) = bench.walked(partner, complete_until, 1).await;
+    assert_eq!(second, all(&late, TopupChange::Failed));
+    assert!(complete_until > hung_at, "{complete_until} {hung_at}");
 }
 
 /// Nobody has heard of the topups of an order that was answered with 422. Those of a cancelled one
