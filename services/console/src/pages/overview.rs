@@ -573,17 +573,28 @@ pub(crate) fn breaker_state(state: Option<BreakerState>) -> &'static str {
 /// The state of a provider whose breaker is open.
 pub(crate) const STOPPED: &str = "stopped buying";
 
-/// What is slow at a provider: its calls, or else its purchases since their orders.
+/// That the calls of a provider are slow. Purchases whose orders have waited for us say nothing of
+/// the provider.
 pub(crate) fn slow_at<'a>(report: &'a HealthReport, provider: &str) -> Option<&'a Finding> {
-    let slow = |of: Measure| {
-        report.findings.iter().find(|one| match &one.kind {
-            FindingKind::Slow {
-                measure, subject, ..
-            } => *measure == of && subject == provider,
-            _ => false,
-        })
-    };
-    slow(Measure::Call).or_else(|| slow(Measure::Bought))
+    report.findings.iter().find(|one| match &one.kind {
+        FindingKind::Slow {
+            measure, subject, ..
+        } => *measure == Measure::Call && subject == provider,
+        _ => false,
+    })
+}
+
+/// That purchases at a provider are late since their orders, although its calls are not slow.
+pub(crate) fn late_at(report: &HealthReport, provider: &str) -> bool {
+    report.findings.iter().any(|one| match &one.kind {
+        FindingKind::Slow {
+            measure: Measure::Bought,
+            subject,
+            part_is_slow,
+            ..
+        } => !part_is_slow && subject == provider,
+        _ => false,
+    })
 }
 
 /// The state of a provider in words, and its colour. That its breaker is closed is not enough to
@@ -624,6 +635,9 @@ pub(crate) fn provider_state(
     if slow_at(report, provider).is_some() {
         return (SLOW, "warn");
     }
+    if late_at(report, provider) {
+        return (WAITED, "warn");
+    }
     match Evidence::of(look.of_subject(Measure::Call, provider)) {
         Evidence::None => (NO_CALLS, "note"),
         Evidence::MostFail => ("most calls fail", "warn"),
@@ -633,8 +647,10 @@ pub(crate) fn provider_state(
 
 /// The state of a provider that nothing keeps from buying, and at which nothing was bought.
 pub(crate) const NO_CALLS: &str = "no calls in 10 min";
-/// The state of a provider that buys, but more slowly than it did.
+/// The state of a provider that buys, but whose calls take longer than they did.
 pub(crate) const SLOW: &str = "slow";
+/// The state of a provider that is as fast as before, and whose orders waited here.
+pub(crate) const WAITED: &str = "orders wait here";
 
 fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<ProviderView> {
     let report = &look.report;
@@ -731,6 +747,28 @@ mod tests {
         let idle = SystemSnapshot::with(Vec::new(), &Count::default());
         assert_eq!(provider_state(&idle, "sandbox"), (NO_CALLS, "note"));
         assert_eq!(provider_state(&idle, "nobody").1, "warn");
+    }
+
+    /// After a provisioner was away, the orders that waited for it are late. That says nothing of
+    /// the provider.
+    #[test]
+    fn a_provider_is_slow_only_if_its_calls_are() {
+        let state_with = |measure: Measure, part_is_slow: bool| {
+            let kind = FindingKind::Slow {
+                measure,
+                subject: "sandbox".to_owned(),
+                half: 5.0,
+                before: 0.1,
+                newest: 20,
+                hours: 5,
+                part_is_slow,
+            };
+            let found = vec![Finding::new(kind, None)];
+            provider_state(&SystemSnapshot::with(found, &counted(9, 0)), "sandbox")
+        };
+        assert_eq!(state_with(Measure::Call, false), (SLOW, "warn"));
+        assert_eq!(state_with(Measure::Bought, false), (WAITED, "warn"));
+        assert_eq!(state_with(Measure::Delivered, false), ("buys", "good"));
     }
 
     /// What keeps orders back takes the green from the steps that it concerns, however much else

@@ -261,6 +261,9 @@ pub enum FindingKind {
         /// How many seconds half of them take now or more, and within how many they ended before.
         half: f64,
         before: f64,
+        /// How many of the newest events that rests on, and on how many hours the time before.
+        newest: u64,
+        hours: usize,
         /// What it is made of is slow, too: the calls of a purchase, the webhook requests of a
         /// delivery. Otherwise the time passes here.
         part_is_slow: bool,

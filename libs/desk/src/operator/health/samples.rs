@@ -216,6 +216,8 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
                 subject: REAL.to_owned(),
                 half: 5.0,
                 before: 0.1,
+                newest: 20,
+                hours: 5,
                 part_is_slow,
             });
         }

@@ -20,8 +20,11 @@ const HOURS: i32 = 24;
 const MINUTES: i32 = 60;
 /// So many events that ended one after the other are judged together. The newest of them have to be
 /// of the last minutes, so that it is told within a minute that something has become slow, or is
-/// fast again, however many were fast or slow before.
-const ENOUGH: u64 = 10;
+/// fast again, however many were fast or slow before. Fewer are no measure: the first calls of a
+/// process open their connections, and what waited for a process that was away is late once.
+const ENOUGH: u64 = 20;
+/// An hour is usual with so many.
+const ENOUGH_OF_HOUR: u64 = 10;
 const NEWLY: time::Duration = time::Duration::minutes(10);
 /// So many hours make a usual time.
 const USUAL: usize = 3;
@@ -46,6 +49,9 @@ struct Slow {
     /// How many seconds half of them take now or more, and within how many they ended before.
     half: f64,
     before: f64,
+    /// How many events of now that rests on, and on how many hours the usual time.
+    newest: u64,
+    hours: usize,
     since: OffsetDateTime,
 }
 
@@ -73,6 +79,8 @@ pub(super) async fn find(
             subject: subject.clone(),
             half: slow.half,
             before: slow.before,
+            newest: slow.newest,
+            hours: slow.hours,
             part_is_slow,
         };
         findings.push(Finding::new(kind, Some(slow.since)));
@@ -111,15 +119,15 @@ pub(super) fn took_of(measure: Measure, subject: &str) -> String {
 }
 
 /// Within which time half of these ended, if they are enough.
-fn half(count: &Count) -> Option<Within> {
-    count.within(0.5).filter(|_| count.n >= ENOUGH)
+fn half(count: &Count, enough: u64) -> Option<Within> {
+    count.within(0.5).filter(|_| count.n >= enough)
 }
 
 fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
     let this_hour = now - time::Duration::hours(1);
     let mut usual: Vec<f64> = hours
         .range(..this_hour)
-        .filter_map(|(_, count)| Some(half(count)?.drawn()))
+        .filter_map(|(_, count)| Some(half(count, ENOUGH_OF_HOUR)?.drawn()))
         .collect();
     if usual.len() < USUAL {
         return None;
@@ -135,25 +143,30 @@ fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
             return None;
         }
         judged.merge(count);
-        let Some(half) = half(&judged) else {
+        let Some(half) = half(&judged, ENOUGH) else {
             continue;
         };
         if !is_slow(half) {
             return slow;
         }
-        let half = slow.map_or(half.over, |slow| slow.half);
-        let since = *at;
-        slow = Some(Slow {
-            half,
+        // The newest events say how slow it is, and those before them since when.
+        let newest = Slow {
+            half: half.over,
             before,
-            since,
+            newest: judged.n,
+            hours: usual.len(),
+            since: *at,
+        };
+        slow = Some(Slow {
+            since: *at,
+            ..slow.unwrap_or(newest)
         });
         judged = Count::default();
     }
     // It has been slow for longer than the minutes go back.
     let mut slow = slow?;
     for (at, count) in hours.range(..slow.since).rev() {
-        match half(count) {
+        match half(count, ENOUGH_OF_HOUR) {
             Some(half) if !is_slow(half) => break,
             Some(_) => slow.since = *at,
             None => {}
@@ -200,6 +213,7 @@ mod tests {
         let slow = judge(&hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, noon);
         assert_eq!((slow.before, slow.half), (0.082, 4.7));
+        assert_eq!((slow.newest, slow.hours), (20, 23));
     }
 
     #[test]
@@ -230,7 +244,28 @@ mod tests {
         assert_eq!(judge(&hours, &minutes, NOW), None);
     }
 
-    /// Four events a minute: three minutes are judged together.
+    /// A process has just begun, and its first calls are slow.
+    #[test]
+    fn the_first_events_of_a_minute_are_no_measure() {
+        let newest = datetime!(2026-01-29 18:07 UTC);
+        let (hours, mut minutes) = day(|at| if at < newest { 80 } else { 8_000 });
+        minutes.retain(|at, _| *at == newest);
+        let with = |number: u64, minutes: &Times| {
+            let mut count = Count::default();
+            for _ in 0..number {
+                count.note(Some(Duration::from_secs(8)), false);
+            }
+            judge(
+                &hours,
+                &minutes.keys().map(|at| (*at, count.clone())).collect(),
+                NOW,
+            )
+        };
+        assert_eq!(with(19, &minutes), None);
+        assert_eq!(with(20, &minutes).unwrap().newest, 20);
+    }
+
+    /// Four events a minute: five minutes are judged together.
     #[test]
     fn few_events_are_judged_over_several_minutes() {
         let few = |(hours, minutes): (Times, Times)| {
@@ -242,7 +277,7 @@ mod tests {
             };
             (hours, minutes.into_iter().map(fewer).collect::<Times>())
         };
-        let fault = datetime!(2026-01-29 18:05 UTC);
+        let fault = datetime!(2026-01-29 18:03 UTC);
         let (hours, minutes) = few(day(|at| if at < fault { 80 } else { 8_000 }));
         assert_eq!(judge(&hours, &minutes, NOW).unwrap().since, fault);
         let (hours, minutes) = few(day(|at| if at < NOW { 8_000 } else { 80 }));

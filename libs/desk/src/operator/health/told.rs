@@ -293,15 +293,18 @@ impl FindingKind {
                 subject,
                 half,
                 before,
+                newest,
+                hours,
                 ..
             } => {
                 // Above a minute the limits are far apart, and `half` is the lower one.
                 let more = if *half < 60.0 { "" } else { " or more" };
                 format!(
-                    "{}: usually {}{more}, before that {}",
+                    "{}: usually {}{more} (the newest {newest}), before that {} ({})",
                     took_of(*measure, subject),
                     figures::told(*half),
-                    figures::told(*before)
+                    figures::told(*before),
+                    counted(*hours, "hour", "hours")
                 )
             }
             Self::Parked {
