@@ -69,7 +69,7 @@ def store_partners(number, exhausted, first=1):
             SELECT {ordered_id('n', 3)} AS id, partner_id, topup_id, order_id, n FROM (
                 SELECT topup_id, order_id, row_number() OVER () AS n FROM deliveries WHERE kind = 'topup.ready' LIMIT {int(exhausted)}
             ) d JOIN few ON few.nth = d.n % (SELECT count(*) FROM few)
-        ), held AS (INSERT INTO held (id, state, provider, partner_id) SELECT id, 'exhausted', '', partner_id FROM new)
+        ), held AS (INSERT INTO held (id, state, provider, partner_id, at) SELECT id, 'exhausted', '', partner_id, now() - n * interval '1 second' FROM new)
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status, duration_ms, created_at)
         SELECT id, partner_id, 'topup.ready', topup_id, order_id, 'exhausted', 24, now(), 500, 12, now() - n * interval '1 second'
         FROM new""", "ANALYZE")

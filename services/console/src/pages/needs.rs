@@ -101,8 +101,8 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let session = &visit.session;
-    let read = async |connection: &mut PgConnection| health::examine(connection).await;
-    let report = app.database().run(read).await?;
+    let look = app.figures().look_now(app.database()).await?;
+    let report = &look.report;
     page(&Page {
         shell: Shell::new(&app, session, "/needs", "Needs a person"),
         verdict: report.verdict(),

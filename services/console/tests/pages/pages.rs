@@ -11,7 +11,7 @@ use pg::{
 };
 use reqwest::header;
 
-use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET, text};
+use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET, text, text_when};
 
 /// Each of these parts, which `|` separates, must be on the page.
 fn has(page: &str, parts: &str) {
@@ -258,7 +258,8 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     .execute(&mut connection)
     .await
     .unwrap();
-    let needs = text(&mut browser, "/needs").await;
+    let is_there = |needs: &str| needs.contains("the last answer was: timeout");
+    let needs = text_when(&mut browser, "/needs", is_there).await;
     let row = format!(
         "<a href=\"/esims/{topup}\" class=\"nowrap\">{topup}</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>",
         topup = bench.topup
@@ -356,7 +357,8 @@ async fn a_parked_extension_is_resolved_on_the_page_of_its_esim() {
     .fetch_one(&mut connection)
     .await
     .unwrap();
-    let needs = text(&mut browser, "/needs").await;
+    let is_there = |needs: &str| needs.contains("the last answer was: timeout");
+    let needs = text_when(&mut browser, "/needs", is_there).await;
     has(&needs, "the last answer was: timeout");
     has(&needs, "/extensions/settle?provider=sandbox");
     let page = text(&mut browser, &format!("/esims/{}", bench.topup)).await;

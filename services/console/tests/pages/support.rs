@@ -249,6 +249,22 @@ pub async fn text(browser: &mut Browser, path: &str) -> String {
     answer.text().await.unwrap()
 }
 
+/// The text of a page, which is read again until it is as it has to be: what several viewers share
+/// is some moments old.
+pub async fn text_when(browser: &mut Browser, path: &str, is: impl Fn(&str) -> bool) -> String {
+    for _ in 0..100 {
+        let page = text(browser, path).await;
+        if is(&page) {
+            return page;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!(
+        "{path} did not become as it has to be: {}",
+        text(browser, path).await
+    );
+}
+
 impl Browser {
     pub async fn get(&mut self, path: &str) -> Response {
         let request = self.client.get(format!("{}{path}", self.base));
