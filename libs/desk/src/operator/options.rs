@@ -122,24 +122,56 @@ pub enum NotRouted {
 
 pg::store_error!(NotRouted);
 
-/// The options that this provider sells, as their first one or as a further one, at most so many;
-/// of all providers if none is named.
+/// The options that this provider sells, as their first one or as a further one, at most so many
+/// after the first ones; of all providers if none is named.
 pub async fn routed(
     connection: &mut PgConnection,
     provider: Option<&str>,
-    most: i64,
+    (from, most): (i64, i64),
 ) -> Result<Vec<RoutedOption>> {
     let found = sqlx::query_as!(
         RouteRow,
         r#"SELECT option_id, name, environment, enabled, provider, provider_option_id, alternatives::text AS "alternatives!"
            FROM options
            WHERE $1::text IS NULL OR provider = $1 OR alternatives @> jsonb_build_array(jsonb_build_object('provider', $1))
-           ORDER BY environment, name, option_id LIMIT $2"#,
+           ORDER BY environment, name, option_id LIMIT $2 OFFSET $3"#,
         provider,
         most,
+        from,
     );
     let rows = found.fetch_all(connection).await?;
     rows.into_iter().map(RouteRow::read).collect()
+}
+
+/// How many options a provider sells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoutedCounts {
+    pub all: i64,
+    /// Those of which it is the first provider.
+    pub first: i64,
+    /// Those of these that can be bought elsewhere now.
+    pub elsewhere: i64,
+}
+
+/// How many options there are of those that [`routed`] lists. `buying` are the providers at which
+/// something is bought now.
+pub async fn routed_counts(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    buying: &[String],
+) -> Result<RoutedCounts> {
+    let query = sqlx::query_as!(
+        RoutedCounts,
+        r#"SELECT count(*) AS "all!", count(*) FILTER (WHERE provider = $1) AS "first!",
+                  count(*) FILTER (WHERE provider = $1 AND EXISTS (
+                      SELECT FROM jsonb_array_elements(alternatives) further
+                      WHERE further->>'provider' = ANY ($2))) AS "elsewhere!"
+           FROM options
+           WHERE $1::text IS NULL OR provider = $1 OR alternatives @> jsonb_build_array(jsonb_build_object('provider', $1))"#,
+        provider,
+        buying,
+    );
+    Ok(query.fetch_one(connection).await?)
 }
 
 struct RouteRow {
@@ -186,9 +218,19 @@ pub async fn route(
     row.map(RouteRow::read).transpose()
 }
 
+/// An option whose new orders are bought elsewhere.
+#[derive(Clone, Debug, Serialize)]
+pub struct PutFirst {
+    #[serde(flatten)]
+    pub option: RoutedOption,
+    /// Whether the order of its providers is another one now.
+    pub changed: bool,
+}
+
 /// Puts one of its providers first, so that new orders of an option are bought there; the others
-/// keep their order. Orders that were accepted before stay where they are. `seen` is the order that
-/// whoever decides has seen. Returns the new order, and whether it is another one.
+/// keep their order. Orders that were accepted before stay where they are: the record says that
+/// none was moved, and from what at which provider to what at which one. `seen` is the order that
+/// whoever decides has seen. Returns the new order.
 ///
 /// What the option costs is known of its first provider only, so it is not known until the next
 /// pull of the catalogue.
@@ -197,7 +239,7 @@ pub async fn put_first(
     option: OptionId,
     (provider, seen): (&str, Option<&str>),
     mode: Mode<'_>,
-) -> std::result::Result<(RoutedOption, bool), NotRouted> {
+) -> std::result::Result<PutFirst, NotRouted> {
     transaction!(connection, "options::put_first", |transaction| {
         let now = route(transaction, option).await?;
         let now = now.ok_or(NotRouted::NoSuchOption)?;
@@ -224,14 +266,20 @@ pub async fn put_first(
             }
         }
         let what = if changed {
+            let bought = |at: &RoutedOption| json!(at.routes.first());
             ActionChange::between(
-                json!({ "providers": now.order() }),
-                json!({ "providers": next.order() }),
+                json!({ "providers": now.order(), "bought": bought(&now) }),
+                json!({
+                    "providers": next.order(), "bought": bought(&next), "orders_moved": 0, "units_moved": 0,
+                }),
             )
         } else {
             ActionChange::nothing()
         };
         mode.record(transaction, i64::from(changed), what).await?;
-        Ok(mode.end((next, changed)))
+        Ok(mode.end(PutFirst {
+            option: next,
+            changed,
+        }))
     })
 }

@@ -5,7 +5,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     health::HealthReport,
-    options::{self, NotRouted, RoutedOption},
+    options::{self, NotRouted, RoutedCounts, RoutedOption},
 };
 use domain::OptionId;
 use pg::{PgConnection, actions::Mode};
@@ -18,14 +18,16 @@ use crate::{
     format::{counted, number},
     pages::{
         act::{ActPage, Field, Pick},
+        lists::with,
         overview::breaker_state,
     },
     problem::Problem,
     view::{PathArgument, Shell, page},
 };
 
-/// The maximum number of products of the page.
-const MOST: i64 = 500;
+/// The number of products of the page.
+const PAGE: i64 = 100;
+const PATH: &str = "/products";
 
 #[derive(Template)]
 #[template(path = "products.html")]
@@ -35,7 +37,9 @@ struct Page {
     provider: String,
     sentence: String,
     rows: Vec<Row>,
-    most: String,
+    foot: String,
+    older: Option<String>,
+    newest: Option<String>,
 }
 
 struct Row {
@@ -67,22 +71,15 @@ fn list_of(provider: &str) -> String {
 }
 
 /// What can be done for the products of a provider.
-fn sentence(provider: &str, all: &[RoutedOption], report: &HealthReport) -> String {
-    let first = |one: &&RoutedOption| one.routes.first().is_some_and(|of| of.provider == provider);
-    let here = all.iter().filter(first).count();
-    let elsewhere = |one: &&RoutedOption| {
-        let mut others = one.routes.iter().skip(1);
-        others.any(|of| buys(report, &of.provider))
-    };
-    let movable = all.iter().filter(first).filter(elsewhere).count();
+fn sentence(provider: &str, all: RoutedCounts, report: &HealthReport) -> String {
     if provider.is_empty() {
         return format!(
             "{}, with the providers that sell each, in the order in which they are asked.",
-            counted(all.len(), "product", "products")
+            counted(all.all, "product", "products")
         );
     }
-    let bought = counted(here, "product is", "products are");
-    match movable {
+    let bought = counted(all.first, "product is", "products are");
+    match all.elsewhere {
         0 if buys(report, provider) => format!("{bought} bought at {provider} first, which buys."),
         0 => format!(
             "{bought} bought at {provider} first, and no other provider that buys now sells any of them: new orders of \
@@ -103,12 +100,25 @@ pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let provider = visit.query.get("provider").unwrap_or_default().to_owned();
+    let query = &visit.query;
+    let provider = query.get("provider").unwrap_or_default().to_owned();
     let of = (!provider.is_empty()).then_some(provider.as_str());
-    let read = async |connection: &mut PgConnection| options::routed(connection, of, MOST).await;
-    let found = app.database().run(read).await?;
+    let from: u32 = query
+        .get("before")
+        .and_then(|from| from.parse().ok())
+        .unwrap_or_default();
+    let from = i64::from(from);
     let (look, _) = app.figures().look(app.database()).await?;
     let report = &look.report;
+    let names = report.breakers.iter().map(|one| &one.name);
+    let buying: Vec<String> = names.filter(|name| buys(report, name)).cloned().collect();
+    let read = async |connection: &mut PgConnection| {
+        let counts = options::routed_counts(&mut *connection, of, &buying).await?;
+        let found = options::routed(connection, of, (from, PAGE)).await?;
+        Ok::<_, pg::Error>((counts, found))
+    };
+    let (counts, found) = app.database().run(read).await?;
+    let next = from + i64::try_from(found.len()).unwrap_or_default();
     let may = visit.session.may(OperatorRole::Operator);
     let row = |one: &RoutedOption| Row {
         name: one.name.clone(),
@@ -124,10 +134,17 @@ pub(crate) async fn show(
     };
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/providers", "Products"),
-        sentence: sentence(&provider, &found, report),
+        sentence: sentence(&provider, counts, report),
         rows: found.iter().map(row).collect(),
+        foot: format!(
+            "{} to {} of {}",
+            number(from + 1),
+            number(next),
+            counted(counts.all, "product", "products")
+        ),
+        older: (next < counts.all).then(|| with(PATH, query, &[("before", &next.to_string())])),
+        newest: (from > 0).then(|| with(PATH, query, &[("before", "")])),
         provider,
-        most: number(MOST),
     })
 }
 
@@ -232,7 +249,7 @@ pub(crate) async fn put_first(
             options::put_first(connection, product.option_id, (first, Some(seen)), mode).await
         })
         .await;
-    let (routed, _) = routed.map_err(|error| match error {
+    let routed = routed.map_err(|error| match error {
         NotRouted::NoSuchOption => given.missing("product"),
         NotRouted::NotSoldThere(_) => {
             Problem::Invalid("choose one of the providers of the product".into())
@@ -244,8 +261,8 @@ pub(crate) async fn put_first(
     })?;
     let text = format!(
         "New orders of {} are bought at {first} within seconds. The providers are asked in this order: {}.",
-        routed.name,
-        routed.order()
+        routed.option.name,
+        routed.option.order()
     );
     Ok(act.done(&app, &text))
 }

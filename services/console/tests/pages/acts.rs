@@ -558,6 +558,51 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
     bench.stop().await;
 }
 
+#[tokio::test]
+async fn all_products_of_a_provider_are_reached_page_by_page() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query(
+        "INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, alternatives)
+         SELECT gen_random_uuid(), 'Many ' || lpad(n::text, 3, '0'), 'many', n::text, 'live', 0,
+                '[{\"provider\": \"sandbox\", \"provider_option_id\": \"x\"}]'
+         FROM generate_series(1, 130) n",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let mut browser = bench.sign_in("vera", OperatorRole::Viewer).await;
+    let first = text(&mut browser, "/products?provider=many").await;
+    let next = "/products?provider=many&#38;before=100";
+    for part in [
+        "130 products are bought at many first. 130 of them can be bought elsewhere now",
+        "1 to 100 of 130 products",
+        "Many 001",
+        "Many 100",
+        next,
+    ] {
+        assert!(first.contains(part), "no {part:?} in {first}");
+    }
+    assert!(
+        !first.contains("Many 101") && !first.contains(">First</a>"),
+        "{first}"
+    );
+    let rest = text(&mut browser, "/products?provider=many&before=100").await;
+    for part in [
+        "101 to 130 of 130 products",
+        "Many 101",
+        "Many 130",
+        ">First</a>",
+    ] {
+        assert!(rest.contains(part), "no {part:?} in {rest}");
+    }
+    assert!(
+        !rest.contains("Many 100") && !rest.contains("Next →"),
+        "{rest}"
+    );
+    bench.stop().await;
+}
+
 /// The products of a provider say where else they are bought, and one is bought there first by an
 /// act with a preview; what only one provider sells has a sentence instead.
 #[tokio::test]
@@ -619,6 +664,18 @@ async fn a_product_is_bought_at_another_provider_first() {
             stored.3
         ),
         ("second", "jp3", further, None)
+    );
+    let recorded: String = one(
+        &mut connection,
+        "SELECT before->>'bought' || ' ' || (after->>'bought') || ' moved ' || (after->>'units_moved')
+         FROM operator_actions WHERE command = 'option route'",
+    )
+    .await;
+    assert_eq!(
+        recorded,
+        r#"{"provider": "sandbox", "provider_option_id": "jp"} {"provider": "second", "provider_option_id": "jp3"} "#
+            .to_owned()
+            + "moved 0"
     );
     assert_eq!(browser.post(path, &form).await.status(), 409);
     assert_eq!(bench.recorded().await, ["ana option route"]);

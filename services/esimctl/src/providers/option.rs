@@ -7,7 +7,7 @@ use anyhow::{bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use desk::operator::{
     self,
-    options::{NamedOption, RoutedOption},
+    options::{NamedOption, PutFirst},
 };
 use pg::actions::Mode;
 use serde_json::json;
@@ -138,28 +138,27 @@ async fn put_first(asked: &OptionRouteArgs, console: &Console) -> anyhow::Result
         let routed = operator::options::put_first(&mut connection, id, (first, None), mode);
         Ok(routed.await?)
     };
-    let told = |(routed, changed): &(RoutedOption, bool), dry_run| {
-        let is = match (changed, dry_run) {
+    let told = |done: &PutFirst, dry_run| {
+        let is = match (done.changed, dry_run) {
             (false, _) => "already is",
             (true, true) => "would be",
             (true, false) => "is now",
         };
         format!(
             "option {} ({id}) {is} bought at {first} first; its providers are asked in this order: {}",
-            routed.name,
-            routed.order()
+            done.option.name,
+            done.option.order()
         )
     };
-    let print = |done: &(RoutedOption, bool), dry_run| {
-        let mut shown = json!(done.0);
-        shown["changed"] = json!(done.1);
+    let print = |done: &PutFirst, dry_run| {
+        let mut shown = json!(done);
         shown["dry_run"] = json!(dry_run);
         console.print(&shown, || told(done, dry_run))
     };
     let target = format!("option {id} ({})", option.name);
     let change = confirm::ConfirmedChange {
         run,
-        describe: |done: &(RoutedOption, bool)| told(done, true),
+        describe: |done: &PutFirst| told(done, true),
         print,
     };
     let command = domain::Command::OptionRoute;

@@ -1,6 +1,6 @@
 //! Options are taken out of sale, and the list can be imported again.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{CONFIRMED, Operator};
 use crate::{option, text};
@@ -140,8 +140,16 @@ async fn another_provider_of_an_option_is_put_first_with_a_record() {
         .filter(|one| text(one, "command") == "option route")
         .map(|one| one["after"].as_str().map(str::to_owned))
         .collect();
-    let order = format!(r#"{{"providers": "third, {first}, second"}}"#);
-    assert_eq!(recorded, [None, Some(order)]);
+    // What was accepted before is not moved, and the record says so.
+    let after = json!({
+        "providers": format!("third, {first}, second"), "bought": sold("third"),
+        "orders_moved": 0, "units_moved": 0,
+    });
+    let recorded: Vec<Option<Value>> = recorded
+        .into_iter()
+        .map(|one| one.map(|text| serde_json::from_str(&text).unwrap()))
+        .collect();
+    assert_eq!(recorded, [None, Some(after)]);
 }
 
 #[tokio::test]
