@@ -103,7 +103,7 @@ async fn the_snapshot_is_the_schema() {
 /// How many tables there are. Each new kind of row is an idea that everybody has to know, so a new
 /// table first looks for one that it can be a column, a kind or a row of
 /// (docs/decisions/0035-fewer-kinds-one-truth.md).
-const MOST_TABLES: usize = 40;
+const MOST_TABLES: usize = 41;
 
 #[test]
 fn there_are_no_more_tables_than_decided() {

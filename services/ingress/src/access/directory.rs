@@ -65,8 +65,8 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
 /// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
-/// How often the use of one key is noted at most, in seconds, also of an ended one. More often would
-/// make each request cost a write.
+/// How often the use of one key is noted at most, in seconds, also of an ended one. More often
+/// would make each request cost a write.
 const NOTED_EVERY: i64 = 60;
 /// The maximum number of look-ups per second. Beyond it, unknown keys get a 401 and orders of
 /// unknown options a 503 without a query, so that a flood of invented ones does not load the
@@ -254,7 +254,7 @@ impl Partners {
         }
     }
 
-    /// Drops the keys that have ended, and with them their secrets. What is left is whose they were.
+    /// Drops the keys that have ended, and with them their secrets. Whose they were stays known.
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
         let ended = &mut self.ended;
