@@ -9,17 +9,17 @@ use std::iter;
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use desk::{
-    csv::{lines, table},
-    operator::{
-        balances::{self, AccountView, BookedEntry, Booking, CreditLimit, EntryLine},
-        prices,
-        words::counted,
-    },
+use desk::operator::{
+    balances::{self, AccountView, BookedEntry, Booking, CreditLimit, EntryLine},
+    prices,
+    words::counted,
 };
 use domain::{Amount, PartnerId, money::EntryKind, product::Currency};
 use pg::{PgConnection, actions::Mode};
-use runtime::terminal;
+use runtime::{
+    csv::{lines, table},
+    terminal,
+};
 use serde::Serialize;
 use serde_json::json;
 
