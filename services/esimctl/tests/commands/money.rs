@@ -432,3 +432,39 @@ async fn a_row_that_somebody_has_changed_is_found() {
         }
     }
 }
+
+/// The books may add up and still not be about what was ordered.
+#[tokio::test]
+async fn an_entry_that_is_not_about_the_price_of_its_unit_is_found() {
+    let operator = Operator::new().await;
+    let id = with_account(&operator).await;
+    let partner = json!({ "partner_id": id });
+    let (mut superuser, order) = operator.ready_order(&partner, "o-1").await;
+    let terms = |amount: u32| {
+        let topup = &order.topup;
+        format!(
+            r#"UPDATE topups SET terms = '{{"price":{{"amount":{amount},"currency":"EUR"}}}}' WHERE topup_id = '{}'"#,
+            topup.as_str()
+        )
+    };
+    let charge = format!("SELECT account_for(ARRAY['{}'::uuid])", order.placement);
+    let held = "UPDATE accounts SET held = 450".to_owned();
+    for statement in [terms(450), held, charge] {
+        let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement));
+        done.execute(&mut superuser).await.unwrap();
+    }
+    let check = ["account", "check"];
+    let agrees = operator.run(&check).await;
+    agrees.says("1 account with 2 entries and 1 unit that have prices agree");
+    let shown = operator.run(&["account", "show", &id]).await;
+    shown.says("95.50 EUR").says(order.topup.as_str());
+    let cheaper = sqlx::raw_sql(sqlx::AssertSqlSafe(terms(440)));
+    cheaper.execute(&mut superuser).await.unwrap();
+    let checked = operator.run(&check).await;
+    assert_eq!(checked.code, Some(3), "{checked:?}");
+    let found = format!(
+        "entry 2 is not about the price of unit {}, which is 440",
+        order.topup.as_str()
+    );
+    assert!(checked.stdout.contains(&found), "{checked:?}");
+}
