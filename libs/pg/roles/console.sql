@@ -82,4 +82,5 @@ GRANT SELECT,
 
 -- What it shows of prices and accounts, and what a profile that is entered by hand costs.
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_console;
-GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]), account_for(uuid[]) TO esim_console;
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_console;
+GRANT EXECUTE ON FUNCTION account_for(uuid[]) TO esim_console;

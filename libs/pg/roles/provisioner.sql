@@ -47,4 +47,5 @@ GRANT SELECT (order_id, placement_id, kind, attempt),
     ON history TO esim_provisioner;
 
 -- What becomes of units that have prices is booked by these functions, which read the units themselves.
-GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]), account_for(uuid[]) TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION account_for(uuid[]) TO esim_provisioner;
