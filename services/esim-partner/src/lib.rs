@@ -166,13 +166,6 @@ const BALANCE_EXAMPLES: &str = "Examples:
 
 `available` is what new orders may cost. All amounts are whole numbers of the currency's minor unit.";
 
-const STATEMENTS_EXAMPLES: &str = "Examples:
-  esim-partner statements
-  esim-partner statements 2026-11-USD
-  esim-partner statements 2026-11-USD --csv > november.csv
-
-All amounts of the JSON are whole numbers of the currency's minor unit. A statement has all of its entries.";
-
 const CERTIFY_EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
   esim-partner certify https://shop.example.com/webhooks --json
@@ -326,14 +319,8 @@ enum AccountCommand {
     #[command(after_help = BALANCE_EXAMPLES)]
     Balance,
     /// List the months in which your balance changed, or the entries of one
-    #[command(after_help = STATEMENTS_EXAMPLES)]
-    Statements {
-        /// Month and currency, as the list shows them: 2026-11-USD
-        statement: Option<String>,
-        /// Print the entries as CSV, with decimal amounts
-        #[arg(long, requires = "statement")]
-        csv: bool,
-    },
+    #[command(after_help = statements::EXAMPLES)]
+    Statements(statements::Statements),
     /// List, replace, make and end the keys of the account
     #[command(subcommand, after_help = keys::EXAMPLES)]
     Keys(keys::KeysCommand),
@@ -506,6 +493,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Listen(listen) => return listen.run(&account).await,
         AccountCommand::Logs(Logs::Tail(tail)) => return tail.run(&account).await.map(|()| true),
         AccountCommand::Webhooks(webhooks) => return webhooks.run(&account).await,
+        AccountCommand::Statements(statements) => return statements.run(&account).await,
         AccountCommand::Trigger { outcome, qty } => {
             return order::trigger(&account, outcome.as_deref(), *qty).await;
         }

@@ -1,12 +1,20 @@
 //! Statements: all entries of a month of the account, as JSON or as CSV for a spreadsheet.
 
 use anyhow::Context;
+use clap::Args;
 use domain::{Amount, product::Currency};
 use runtime::terminal::print;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::account::{ApiClient, PAGE, UNEXPECTED, encoded};
+
+pub(crate) const EXAMPLES: &str = "Examples:
+  esim-partner statements
+  esim-partner statements 2026-11-USD
+  esim-partner statements 2026-11-USD --csv > november.csv
+
+All amounts of the JSON are whole numbers of the currency's minor unit. A statement has all of its entries.";
 
 /// The maximum number of pages of a statement: a million entries.
 const MOST_PAGES: usize = 10_000;
@@ -25,8 +33,29 @@ struct Entry {
     reference: Option<String>,
 }
 
+/// The list of the statements, or one of them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Statements {
+    /// Month and currency, as the list shows them: 2026-11-USD
+    statement: Option<String>,
+    /// Print the entries as CSV, with decimal amounts
+    #[arg(long, requires = "statement")]
+    csv: bool,
+}
+
+impl Statements {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
+        if let Some(name) = &self.statement {
+            return show(account, name, self.csv).await;
+        }
+        let all: Value = account.get("/statements", "").await?;
+        print(serde_json::to_string_pretty(&all)?)?;
+        Ok(true)
+    }
+}
+
 /// Prints a statement with all of its entries.
-pub(crate) async fn show(account: &ApiClient, name: &str, csv: bool) -> anyhow::Result<bool> {
+async fn show(account: &ApiClient, name: &str, csv: bool) -> anyhow::Result<bool> {
     let path = format!("/statements/{}", encoded(name));
     let mut entries: Vec<Value> = Vec::new();
     let mut statement = Value::Null;
