@@ -561,13 +561,6 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             }
         }
         AccountCommand::Balance => account.send("GET", "/balance", "", None).await?,
-        AccountCommand::Statements {
-            statement: None, ..
-        } => account.send("GET", "/statements", "", None).await?,
-        AccountCommand::Statements {
-            statement: Some(name),
-            csv,
-        } => return statements::show(&account, name, *csv).await,
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options(options) => {
