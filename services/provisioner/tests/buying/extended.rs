@@ -156,7 +156,12 @@ async fn a_refused_extension_adds_nothing_and_leaves_no_work() {
 /// A process has recorded the attempt, and then it died before the call.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_repeated_only_where_absence_is_certain() {
-    let bench = bench(|config| config.park_after = Duration::from_secs(6)).await;
+    // Two looks follow each other within two seconds.
+    let bench = bench(|config| {
+        config.settle = Duration::from_secs(4);
+        config.park_after = Duration::from_secs(6);
+    })
+    .await;
     for provider in PROVIDERS {
         let unit = bench.delivered(provider, "ready").await;
         // What was true before the attempt is what is true now.

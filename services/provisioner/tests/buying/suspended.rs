@@ -115,7 +115,8 @@ async fn an_esim_is_suspended_and_resumed_at_each_provider_that_can() {
 /// A process has recorded the attempt, and then it died before the call, or after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_looked_at_and_repeated() {
-    let bench = bench(|_| {}).await;
+    // Two looks follow each other within two seconds.
+    let bench = bench(|config| config.settle = Duration::from_secs(4)).await;
     for provider in PROVIDERS {
         for was_sent in [true, false] {
             let unit = bench.delivered(provider, "in-use").await;
