@@ -97,6 +97,13 @@ impl Column {
             ("pulses", "nats_refused") => "'publish TOPUP_READY'",
             ("operators" | "operator_sessions", "role") => "'viewer'",
             ("operators", "name") => "'operator' || n",
+            // A deposit, and the charge of an extension.
+            ("account_entries", "kind") => "CASE n WHEN 1 THEN 'deposit' ELSE 'charge' END",
+            ("account_entries", "amount") => "CASE n WHEN 1 THEN 5 ELSE -5 END",
+            ("account_entries", "released") => "CASE n WHEN 1 THEN 0 ELSE 5 END",
+            ("account_entries", "reference") => "CASE n WHEN 1 THEN 'text' END",
+            ("account_entries", "topup_id") => "CASE n WHEN 2 THEN 'text' END",
+            ("account_entries", "extension_id") => "CASE n WHEN 2 THEN md5('id')::uuid END",
             _ => match kind {
                 "uuid" => "md5('id ' || n)::uuid",
                 "text" => "'text ' || n",

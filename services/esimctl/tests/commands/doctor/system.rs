@@ -212,9 +212,13 @@ impl System {
                 && line["check"] == check
                 && line["found"].as_str().unwrap().contains(part)
                 && line["remedy"].is_string()
-                && ["docs/operations.md#", "docs/providers.md#"]
-                    .iter()
-                    .any(|page| line["see"].as_str().unwrap().starts_with(page))
+                && [
+                    "docs/operations.md#",
+                    "docs/providers.md#",
+                    "docs/reference.md#",
+                ]
+                .iter()
+                .any(|page| line["see"].as_str().unwrap().starts_with(page))
         });
         assert!(matching, "no {state} of {check} with {part:?} in {bad:#?}");
         let foreign: Vec<_> = bad.iter().filter(|line| line["check"] != check).collect();
