@@ -60,9 +60,20 @@ pub async fn changed_since(
     }
     let mut lists: HashMap<String, PriceList> = HashMap::with_capacity(rows.len());
     for row in rows {
+        let currency = match currency(&row.currency) {
+            Ok(currency) => currency,
+            Err(error) => {
+                tracing::error!(
+                    price_list = row.price_list,
+                    %error,
+                    "a price list cannot be read, so partners with it get 503; the others are served"
+                );
+                continue;
+            }
+        };
         let list = PriceList {
             name: row.price_list.clone(),
-            currency: currency(&row.currency)?,
+            currency,
             row_version: row.version,
             prices: HashMap::new(),
         };
@@ -75,7 +86,8 @@ pub async fn changed_since(
          WHERE price_list = ANY ($1) AND NOT EXISTS (
              SELECT FROM prices later
              WHERE later.price_list = p.price_list AND later.option_id = p.option_id
-               AND later.valid_from > p.valid_from AND later.valid_from <= now())
+               -- The clock of who reads it may be behind, and then the price before is still valid.
+               AND later.valid_from > p.valid_from AND later.valid_from <= now() - interval '1 minute')
          ORDER BY valid_from",
         &names,
     );

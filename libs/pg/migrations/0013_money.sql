@@ -1,8 +1,8 @@
 -- serves: 3
 -- contract: extensions_bounds and partners_bounds come back in the same transaction, wider by a new column. A
 -- partner without a price list gets no row of any of these tables, and units have no price unless a program that knows
--- prices has stored them. An older provisioner that makes a priced unit ready leaves its entry out; the next settlement of its
--- order, or `account_for`, writes it.
+-- prices has stored them. An older provisioner that makes a priced unit ready leaves its entry out; `account_for` writes it,
+-- when the placement is settled again or an operator calls it.
 --
 -- What partners pay. A price list says what each option costs in one currency; a partner may have one. A unit gets its price when
 -- its order is stored, as one of its terms (`domain::agreed`), which no later change of a list touches. An account holds what is
@@ -105,7 +105,7 @@ CREATE TABLE account_entries (
     CONSTRAINT account_entries_subject CHECK (
         (topup_id IS NOT NULL) = (kind IN ('charge', 'release', 'late_charge', 'refund'))
         AND (reference IS NOT NULL) = (kind IN ('deposit', 'adjustment'))
-        AND (extension_id IS NULL OR kind IN ('charge', 'release'))),
+        AND (extension_id IS NULL OR kind IN ('charge', 'release', 'late_charge'))),
     CONSTRAINT account_entries_bounds CHECK (
         at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
         AND greatest(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference),
@@ -114,7 +114,8 @@ CREATE TABLE account_entries (
 -- A unit is charged or released, and that once; it is charged late or refunded once. So is an extension.
 CREATE UNIQUE INDEX account_entries_unit ON account_entries (topup_id, (CASE kind WHEN 'release' THEN 'charge' ELSE kind END))
     WHERE topup_id IS NOT NULL AND extension_id IS NULL;
-CREATE UNIQUE INDEX account_entries_extension ON account_entries (extension_id) WHERE extension_id IS NOT NULL;
+CREATE UNIQUE INDEX account_entries_extension ON account_entries (extension_id, (CASE kind WHEN 'release' THEN 'charge' ELSE kind END))
+    WHERE extension_id IS NOT NULL;
 -- The months of an account.
 CREATE INDEX account_entries_at ON account_entries (partner_id, currency, at, number);
 -- The same payment is booked once.
@@ -220,11 +221,14 @@ ALTER TABLE extensions
                      octet_length(state), pg_column_size(baseline), octet_length(reference), octet_length(reason),
                      octet_length(message), octet_length(currency)) <= 100000) NOT VALID;
 
+-- Books what became of an extension. One that was refused may turn out to be added, as a unit that failed may turn out ready.
 CREATE FUNCTION extension_accounted() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     account accounts;
+    kind text := CASE WHEN NEW.state = 'refused' THEN 'release' WHEN OLD.state = 'refused' THEN 'late_charge' ELSE 'charge' END;
     charged bigint := CASE WHEN NEW.state = 'added' THEN NEW.price ELSE 0 END;
+    ended bigint := CASE WHEN OLD.state = 'refused' THEN 0 ELSE NEW.price END;
     moment timestamptz;
 BEGIN
     SELECT * INTO account FROM accounts a WHERE a.partner_id = NEW.partner_id AND a.currency = NEW.currency FOR NO KEY UPDATE;
@@ -233,15 +237,15 @@ BEGIN
     END IF;
     moment := greatest(clock_timestamp(), account.last_entry_at);
     INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, made_by, at)
-    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, CASE WHEN NEW.state = 'added' THEN 'charge' ELSE 'release' END,
-            -charged, account.posted - charged, NEW.price, NEW.topup_id, NEW.extension_id, 'system', moment);
-    UPDATE accounts SET posted = posted - charged, held = held - NEW.price, last_entry = last_entry + 1, last_entry_at = moment
+    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, kind, -charged, account.posted - charged, ended, NEW.topup_id,
+            NEW.extension_id, 'system', moment);
+    UPDATE accounts SET posted = posted - charged, held = held - ended, last_entry = last_entry + 1, last_entry_at = moment
     WHERE partner_id = NEW.partner_id AND currency = NEW.currency;
     RETURN NULL;
 END
 $$;
 CREATE TRIGGER extension_accounted AFTER UPDATE OF state ON extensions FOR EACH ROW
-    WHEN (NEW.state IN ('added', 'refused') AND OLD.state <> NEW.state AND NEW.price IS NOT NULL)
+    WHEN (NEW.state IN ('added', 'refused') AND OLD.state NOT IN ('added', NEW.state) AND NEW.price IS NOT NULL)
     EXECUTE FUNCTION extension_accounted();
 
 -- A provisioner that ends an extension holds its order, then the account, and only then changes the extension.
@@ -258,6 +262,19 @@ BEGIN
     WHERE x.extension_id = kept AND x.price IS NOT NULL
     FOR NO KEY UPDATE OF a;
     RETURN NEXT kept;
+END
+$$;
+
+-- An operator's word for a parked extension, with the locks in the same order.
+CREATE OR REPLACE FUNCTION resolve_extension(resolved uuid, after_attempt integer, is_added boolean) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM keep_order_of_extension(resolved);
+    UPDATE extensions
+    SET state = CASE WHEN is_added THEN 'added' ELSE 'refused' END, ended_at = now(), reason = 'resolved', message = NULL,
+        not_added_at = NULL
+    WHERE extension_id = resolved AND state = 'parked' AND attempt = after_attempt;
+    RETURN FOUND;
 END
 $$;
 

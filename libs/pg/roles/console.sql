@@ -80,7 +80,6 @@ GRANT SELECT,
     INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_console;
 
--- What it shows of prices and accounts, and what a profile that is entered by hand costs.
+-- What it shows of prices and accounts. Whoever resolves a placement locks the account first.
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_console;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_console;
-GRANT EXECUTE ON FUNCTION account_for(uuid[]) TO esim_console;

@@ -73,7 +73,7 @@ GRANT SELECT, UPDATE (reason, detail, before, after),
 GRANT UPDATE (price_list) ON partners TO esim_operator;
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_operator;
 GRANT INSERT, UPDATE ON price_lists TO esim_operator;
-GRANT INSERT, UPDATE, DELETE ON prices TO esim_operator;
+GRANT INSERT, UPDATE ON prices TO esim_operator;
 GRANT INSERT (partner_id, currency, credit_limit), UPDATE (credit_limit) ON accounts TO esim_operator;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_operator;
 GRANT EXECUTE ON FUNCTION account_for(uuid[]) TO esim_operator;

@@ -188,11 +188,12 @@ impl NewTopup {
 /// that a batch of orders without it is written as if there was no such thing.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let all: Vec<&NewOrder> = orders.iter().collect();
+    let all_wait = all_wait(orders);
     if !orders.iter().any(NewOrder::has_metadata) {
-        return retry_conflicts!(insert_all(&mut *connection, &all));
+        return retry_conflicts!(insert_all(&mut *connection, &all, all_wait));
     }
     transaction!(connection, "orders::insert_kept", |transaction| {
-        let stored = insert_all(transaction, &all).await?;
+        let stored = insert_all(transaction, &all, all_wait).await?;
         keep(transaction, &all, &stored).await?;
         Ok(TransactionEnd::Commit(stored))
     })
@@ -239,8 +240,18 @@ async fn keep(
     Ok(())
 }
 
-/// The statement of [`insert`].
-async fn insert_all(connection: &mut PgConnection, orders: &[&NewOrder]) -> Result<Vec<bool>> {
+/// Whether each of the orders waits for a verdict, so that their commit need not wait for the disk.
+fn all_wait(orders: &[NewOrder]) -> bool {
+    orders.iter().all(NewOrder::awaits_verdicts)
+}
+
+/// The statement of [`insert`]. `all_wait` is about all orders of the transaction, because one
+/// statement decides for its commit.
+async fn insert_all(
+    connection: &mut PgConnection,
+    orders: &[&NewOrder],
+    all_wait: bool,
+) -> Result<Vec<bool>> {
     let mut sorted: Vec<&NewOrder> = orders.to_vec();
     sorted.sort_unstable_by_key(|order| (&order.external_order_id, order.partner_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
@@ -258,7 +269,6 @@ async fn insert_all(connection: &mut PgConnection, orders: &[&NewOrder]) -> Resu
         .map(|order| seconds(order.answer_within))
         .collect();
     let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
-    let all_wait = orders.iter().all(|order| order.awaits_verdicts());
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store

@@ -1,6 +1,6 @@
 //! Statements: all entries of a month of the account, as JSON or as CSV for a spreadsheet.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use domain::{Amount, product::Currency};
 use runtime::terminal::print;
@@ -28,6 +28,7 @@ struct Entry {
     amount: i64,
     balance: i64,
     topup_id: Option<String>,
+    external_id: Option<String>,
     external_order_id: Option<String>,
     option_id: Option<String>,
     reference: Option<String>,
@@ -74,6 +75,10 @@ async fn show(account: &ApiClient, name: &str, csv: bool) -> anyhow::Result<bool
             break;
         }
     }
+    ensure!(
+        after.is_none(),
+        "the statement has more than a million entries; read it by the API, page by page"
+    );
     if csv {
         print(table(&statement, entries)?)?;
     } else {
@@ -96,6 +101,7 @@ fn table(statement: &Value, entries: Vec<Value>) -> anyhow::Result<String> {
         "balance",
         "currency",
         "topup_id",
+        "external_id",
         "external_order_id",
         "option_id",
         "reference",
@@ -111,6 +117,7 @@ fn table(statement: &Value, entries: Vec<Value>) -> anyhow::Result<String> {
             decimal(entry.balance),
             code.to_owned(),
             entry.topup_id.unwrap_or_default(),
+            entry.external_id.unwrap_or_default(),
             entry.external_order_id.unwrap_or_default(),
             entry.option_id.unwrap_or_default(),
             entry.reference.unwrap_or_default(),

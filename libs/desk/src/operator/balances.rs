@@ -334,13 +334,13 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
                WHERE t.terms IS NOT NULL AND t.terms::jsonb ? 'price'
            ), extension AS (
                SELECT x.partner_id, x.currency, x.price, x.extension_id, x.state,
-                      (SELECT n.kind FROM account_entries n WHERE n.extension_id = x.extension_id) AS kind
+                      ARRAY (SELECT n.kind FROM account_entries n WHERE n.extension_id = x.extension_id ORDER BY n.number) AS kinds
                FROM extensions x WHERE x.price IS NOT NULL
            ), open AS (
                SELECT partner_id, currency, sum(price) AS price FROM (
                    SELECT partner_id, currency, price FROM unit WHERE NOT kinds && ARRAY['charge', 'release']
                    UNION ALL
-                   SELECT partner_id, currency, price FROM extension WHERE kind IS NULL
+                   SELECT partner_id, currency, price FROM extension WHERE kinds = ARRAY[]::text[]
                ) held GROUP BY partner_id, currency
            ), wrong AS (
                SELECT partner_id, currency, 'entry ' || number || ' does not follow from the one before' AS what
@@ -366,10 +366,11 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
                WHERE NOT u.is_ready AND u.kinds && ARRAY['charge', 'late_charge', 'refund']
                   OR NOT u.is_returned AND u.kinds && ARRAY['refund']
                UNION ALL
-               SELECT x.partner_id, x.currency, 'extension ' || x.extension_id || ' is ' || x.state || ' and has the entry ' || coalesce(x.kind, 'none')
+               SELECT x.partner_id, x.currency, 'extension ' || x.extension_id || ' is ' || x.state || ' and has these entries: ' || array_to_string(x.kinds, ', ')
                FROM extension x JOIN accounts a USING (partner_id, currency)
-               WHERE x.kind IS DISTINCT FROM CASE x.state WHEN 'added' THEN 'charge' WHEN 'refused' THEN 'release' END
-                 AND (x.price > 0 OR x.kind IS NOT NULL)
+               WHERE NOT CASE x.state WHEN 'added' THEN x.kinds IN (ARRAY['charge'], ARRAY['release', 'late_charge'])
+                                      WHEN 'refused' THEN x.kinds = ARRAY['release'] ELSE x.kinds = ARRAY[]::text[] END
+                 AND (x.price > 0 OR x.kinds <> ARRAY[]::text[])
                UNION ALL
                SELECT n.partner_id, n.currency, 'entry ' || n.number || ' is not about the price of unit ' || u.topup_id
                    || ', which is ' || u.price
@@ -379,7 +380,7 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
                SELECT n.partner_id, n.currency, 'entry ' || n.number || ' is not about the price of extension ' || x.extension_id
                    || ', which is ' || x.price
                FROM extension x JOIN account_entries n ON n.extension_id = x.extension_id
-               WHERE (n.partner_id, n.currency) <> (x.partner_id, x.currency) OR n.released <> x.price
+               WHERE (n.partner_id, n.currency) <> (x.partner_id, x.currency) OR greatest(abs(n.amount), n.released) <> x.price
            ), counted AS (
                SELECT (SELECT count(*) FROM accounts) AS accounts, (SELECT count(*) FROM account_entries) AS entries,
                       (SELECT count(*) FROM unit) + (SELECT count(*) FROM extension) AS units

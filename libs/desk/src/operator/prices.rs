@@ -4,7 +4,7 @@
 //! A price that has been valid is never changed: a new one gets a row of its own from its time on.
 //! Units that were ordered keep the price of their order in any case.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use accounts::prices::currency;
 use domain::{Amount, OptionId, PartnerId, product::Currency};
@@ -118,19 +118,34 @@ pub async fn apply(
             currency: in_currency,
         };
         let mut bad = Vec::new();
+        // After the lock, so that of two changes at once the later one is valid later.
+        let clock = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "moment!""#);
+        let moment = clock.fetch_one(&mut **transaction).await?;
+        let began = prices
+            .iter()
+            .filter(|new| new.valid_from.is_some_and(|from| from <= moment));
+        let began: HashSet<OptionId> = began.map(|new| new.option_id).collect();
         // In the order of time, because a later price is compared with those before it.
         let mut by_time: Vec<(usize, &NewPrice)> = prices.iter().enumerate().collect();
         by_time.sort_by_key(|(_, new)| new.valid_from);
         for (index, new) in by_time {
             let before = sqlx::query!(
-                r#"SELECT o.name, coalesce($3 <= now(), false) AS "is_past!",
-                          (SELECT p.amount FROM prices p
-                           WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3, now())
-                           ORDER BY p.valid_from DESC LIMIT 1) AS amount
-                   FROM options o WHERE o.option_id = $2"#,
+                r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3 AS "is_there!",
+                          now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
+                   FROM options o
+                   LEFT JOIN LATERAL (
+                       SELECT p.amount, p.valid_from FROM prices p
+                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3, $4)
+                       ORDER BY p.valid_from DESC LIMIT 1) since ON true
+                   LEFT JOIN LATERAL (
+                       SELECT p.amount, p.valid_from FROM prices p
+                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= $4
+                       ORDER BY p.valid_from DESC LIMIT 1) now ON true
+                   WHERE o.option_id = $2"#,
                 price_list,
                 new.option_id.uuid(),
                 new.valid_from,
+                moment,
             );
             let before = before.fetch_optional(&mut **transaction).await?;
             let Some(before) = before else {
@@ -144,22 +159,35 @@ pub async fn apply(
                 price: new.amount,
                 valid_from: new.valid_from,
             };
-            if price.was == price.price {
+            let is_past = new.valid_from.is_some_and(|from| from <= moment);
+            let is_same = price.was == price.price;
+            let is_unchanged = match new.valid_from {
+                // A price of the same file that has begun since takes its place, so that a file can
+                // be applied again.
+                None => is_same || began.contains(&new.option_id),
+                Some(_) if is_past => is_same || before.now.map(of_list) == new.amount,
+                // A row of its own, so that a change in between ends there.
+                Some(_) => is_same && before.is_there,
+            };
+            if is_unchanged {
                 applied.unchanged.push(price);
                 continue;
             }
-            if before.is_past {
+            // In a list that never had the option, such as a copy of another list, it is valid at
+            // once.
+            if is_past && before.is_known {
                 bad.push((index, BadPrice::InThePast(new.option_id)));
                 continue;
             }
             let set = sqlx::query!(
                 "INSERT INTO prices (price_list, option_id, valid_from, amount)
-                 VALUES ($1, $2, coalesce($3, now()), $4)
+                 VALUES ($1, $2, greatest($3, $5), $4)
                  ON CONFLICT (price_list, option_id, valid_from) DO UPDATE SET amount = excluded.amount",
                 price_list,
                 new.option_id.uuid(),
                 new.valid_from,
                 new.amount.map(|amount| amount.minor),
+                moment,
             );
             set.execute(&mut **transaction).await?;
             applied.set.push(price);

@@ -23,7 +23,8 @@ pub struct PartnerBalance {
     /// What your payments, charges and refunds add up to. Below zero you owe it.
     #[schema(example = 125_000)]
     pub balance: i64,
-    /// The prices of the topups that are not ready and have not failed.
+    /// The prices of topups that are not ready and of extensions that are not added, unless they have
+    /// failed.
     #[schema(example = 1250, minimum = 0)]
     pub held: i64,
     /// How far orders may take the balance below zero; null if there is no limit.
@@ -78,7 +79,7 @@ pub async fn statements(
     partner_id: PartnerId,
     months: StatementRange<'_>,
 ) -> Result<Unflushed<Vec<StatementHead>>> {
-    wait_for_entries(connection, partner_id).await?;
+    let asked_at = wait_for_entries(connection, partner_id).await?;
     // From the last entry of each account back, month by month, so that it reads two entries for
     // each month and not all.
     let rows = sqlx::query!(
@@ -103,13 +104,14 @@ pub async fn statements(
            )
            SELECT to_char(begins AT TIME ZONE 'UTC', 'YYYY-MM') AS "month!", currency AS "currency!", first AS "first!",
                   last AS "last!", opening AS "opening!", closing AS "closing!",
-                  (begins AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC' > now() AS "is_open!"
+                  (begins AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC' > $4 AS "is_open!"
            FROM month
            WHERE $2::text IS NULL OR to_char(begins AT TIME ZONE 'UTC', 'YYYY-MM') = $2
            ORDER BY begins DESC, currency LIMIT 1000"#,
         partner_id.uuid(),
         months.month,
         months.currency,
+        asked_at,
     );
     let rows = rows.fetch_all(connection).await?.into_iter();
     let heads = rows.map(|row| StatementHead {
@@ -131,14 +133,20 @@ pub struct StatementRange<'a> {
     pub currency: Option<&'a str>,
 }
 
-/// Waits until nobody holds the accounts of this partner any more who held them before.
-async fn wait_for_entries(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+/// Waits until nobody holds the accounts of this partner any more who held them before. Returns a
+/// time before this wait: what gets an earlier one is seen afterwards.
+async fn wait_for_entries(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<OffsetDateTime> {
+    let clock = sqlx::query_scalar!(r#"SELECT now() AS "asked_at!""#);
+    let asked_at = clock.fetch_one(&mut *connection).await?;
     let lock = sqlx::query!(
         "SELECT FROM accounts WHERE partner_id = $1 ORDER BY currency FOR SHARE",
         partner_id.uuid(),
     );
     lock.fetch_all(connection).await?;
-    Ok(())
+    Ok(asked_at)
 }
 
 /// What changed a balance.
@@ -148,9 +156,9 @@ pub struct StatementEntry {
     /// Counts the entries of the account from 1 on, without gaps.
     #[schema(example = 17)]
     pub number: i64,
-    /// `charge` (a topup became ready), `release` (a topup failed, so its price is no longer held),
-    /// `late_charge` (a topup became ready after it had failed), `refund` (an eSIM was given back),
-    /// `deposit` (you paid) or `adjustment` (a correction).
+    /// `charge` (a topup became ready, or an extension was added), `release` (it failed or was refused,
+    /// so its price is no longer held), `late_charge` (it came about after that), `refund` (an eSIM was
+    /// given back; what extended it is not refunded), `deposit` (you paid) or `adjustment` (a correction).
     #[schema(example = "charge")]
     pub kind: String,
     /// What it changes the balance by, in minor units.
@@ -161,9 +169,12 @@ pub struct StatementEntry {
     pub balance: i64,
     #[serde(with = "rfc3339")]
     pub at: OffsetDateTime,
-    /// The topup that it is about.
+    /// The topup that it is about, or whose extension.
     #[schema(example = "20250129123456123456789012")]
     pub topup_id: Option<String>,
+    /// Your id of the extension; null if it is not about one.
+    #[schema(example = "A-1042-more")]
+    pub external_id: Option<String>,
     /// What was ordered. Null once the order is archived, as is `external_order_id`.
     pub option_id: Option<Uuid>,
     pub external_order_id: Option<String>,
@@ -181,9 +192,10 @@ pub async fn entries(
 ) -> Result<Unflushed<Vec<StatementEntry>>> {
     let rows = sqlx::query_as!(
         StatementEntry,
-        r#"SELECT n.number, n.kind, n.amount, n.balance, n.at, n.topup_id, t.option_id AS "option_id?",
-                  o.external_order_id AS "external_order_id?", n.reference
+        r#"SELECT n.number, n.kind, n.amount, n.balance, n.at, n.topup_id, x.external_id AS "external_id?",
+                  coalesce(x.option_id, t.option_id) AS option_id, o.external_order_id AS "external_order_id?", n.reference
            FROM account_entries n
+           LEFT JOIN extensions x ON x.extension_id = n.extension_id
            LEFT JOIN topups t ON t.topup_id = n.topup_id
            LEFT JOIN placements p ON p.placement_id = t.placement_id
            LEFT JOIN orders o ON o.order_id = p.order_id

@@ -11,14 +11,14 @@
 //! the account before it changes anything, because a new order of the same partner may hold the
 //! account and wait for a change of an order with the same external id.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use domain::{Amount, product::Currency};
 use pg::{Result, Transaction, TransactionEnd, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{NewOrder, insert_all, keep};
+use super::{NewOrder, all_wait, insert_all, keep};
 
 /// What became of an order that was to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,9 +158,13 @@ pub async fn insert_limited(
     orders: &[NewOrder],
 ) -> Result<Vec<Inserted>> {
     transaction!(connection, "orders::insert_limited", |transaction| {
+        let all_wait = all_wait(orders);
         let mut limits = Limits::lock(transaction, orders).await?;
         let mut results = vec![Inserted::Taken; orders.len()];
-        let mut waiting: Vec<usize> = (0..orders.len()).collect();
+        // Repeats of stored orders are left out at once, so that many of them cost one statement.
+        let taken = taken_now(transaction, orders.iter().filter(|one| one.is_limited())).await?;
+        let is_free = |index: &usize| !taken.contains(&identity(&orders[*index]));
+        let mut waiting: Vec<usize> = (0..orders.len()).filter(is_free).collect();
         loop {
             let mut fitting = Vec::with_capacity(waiting.len());
             let mut beyond = Vec::new();
@@ -175,7 +179,7 @@ pub async fn insert_limited(
             }
             waiting = beyond;
             let chosen: Vec<&NewOrder> = fitting.iter().map(|index| &orders[*index]).collect();
-            let stored = insert_all(transaction, &chosen).await?;
+            let stored = insert_all(transaction, &chosen, all_wait).await?;
             keep(transaction, &chosen, &stored).await?;
             // An order that is not stored leaves what it would have taken to those beyond the
             // limit.
@@ -192,9 +196,11 @@ pub async fn insert_limited(
                 break;
             }
         }
+        let beyond = waiting.iter().map(|index| &orders[*index]);
+        let taken = taken_now(transaction, beyond).await?;
         for index in waiting {
             let order = &orders[index];
-            if !is_taken_now(transaction, order).await?
+            if !taken.contains(&identity(order))
                 && let Some(refusal) = limits.refusal(order)
             {
                 results[index] = refusal;
@@ -209,17 +215,39 @@ pub async fn insert_limited(
     })
 }
 
-/// Whether an order with this external id stands. It waits for nobody, because it holds an account:
-/// an order whose refusal is under way still stands.
-async fn is_taken_now(transaction: &mut Transaction<'_>, order: &NewOrder) -> Result<bool> {
-    let taken = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL)
-               OR EXISTS (SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)
-               AS "taken!""#,
-        order.partner_id.uuid(),
-        order.external_order_id,
+/// What an order is known by: its partner and its external id.
+type Identity = (Uuid, String);
+
+fn identity(order: &NewOrder) -> Identity {
+    (order.partner_id.uuid(), order.external_order_id.clone())
+}
+
+/// Those of these orders whose external ids name an order that stands. It waits for nobody, because
+/// accounts are locked: an order whose refusal is under way still stands.
+async fn taken_now(
+    transaction: &mut Transaction<'_>,
+    orders: impl Iterator<Item = &NewOrder>,
+) -> Result<HashSet<Identity>> {
+    let (partners, ids): (Vec<Uuid>, Vec<String>) = orders.map(identity).unzip();
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let taken = sqlx::query!(
+        r#"SELECT new.partner_id AS "partner_id!", new.external_order_id AS "external_order_id!"
+           FROM unnest($1::uuid[], $2::text[]) AS new (partner_id, external_order_id)
+           WHERE EXISTS (SELECT FROM orders o
+                         WHERE o.partner_id = new.partner_id AND o.external_order_id = new.external_order_id
+                           AND o.refused_at IS NULL)
+              OR EXISTS (SELECT FROM archived_orders a
+                         WHERE a.partner_id = new.partner_id AND a.external_order_id = new.external_order_id
+                           AND NOT a.refused)"#,
+        &partners,
+        &ids,
     );
-    Ok(taken.fetch_one(&mut **transaction).await?)
+    let rows = taken.fetch_all(&mut **transaction).await?.into_iter();
+    Ok(rows
+        .map(|row| (row.partner_id, row.external_order_id))
+        .collect())
 }
 
 /// Counts the units of stored orders for their keys.

@@ -613,13 +613,13 @@ async fn prices_begin_at_their_time_and_bound_what_is_offered() {
         "{other:?}"
     );
     let past = [price(
-        never,
+        sold,
         Some(1),
         Some(tomorrow - time::Duration::days(2)),
     )];
     let past = prices::apply(&mut connection, "retail", currency, &past, applied()).await;
     assert!(
-        matches!(&past, Err(prices::NotPriced::BadPrices(bad)) if bad[..] == [(0, prices::BadPrice::InThePast(never))]),
+        matches!(&past, Err(prices::NotPriced::BadPrices(bad)) if bad[..] == [(0, prices::BadPrice::InThePast(sold))]),
         "{past:?}"
     );
     let page = OptionPage {
@@ -655,6 +655,61 @@ async fn prices_begin_at_their_time_and_bound_what_is_offered() {
     let at = |option, at| lists[0].price(option, at).map(|one| one.minor);
     assert_eq!((at(sold, now), at(later, now)), (Some(450), None));
     assert_eq!(at(later, tomorrow), Some(700));
+}
+
+/// A file with a price for at once and one for later may be applied before and after that time, and
+/// what a list has may be applied to another one.
+#[tokio::test]
+async fn a_file_of_prices_may_be_applied_again() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let option = bench.option().await;
+    let soon = runtime::clock::now() + time::Duration::milliseconds(300);
+    let price = |minor, valid_from| NewPrice {
+        option_id: option,
+        amount: Some(eur(minor)),
+        valid_from,
+    };
+    let file = [price(490, Some(soon)), price(450, None)];
+    let currency = eur(0).currency;
+    let first = prices::apply(&mut connection, "retail", currency, &file, applied()).await;
+    assert_eq!(first.unwrap().set.len(), 2);
+    let now = async |connection: &mut sqlx::PgConnection| {
+        let shown = sqlx::query_scalar("SELECT amount FROM price_in('retail', $1)");
+        let shown: i64 = shown
+            .bind(option.uuid())
+            .fetch_one(connection)
+            .await
+            .unwrap();
+        shown
+    };
+    testkit::wait::soon("the later price", async || {
+        let mut connection = bench.connection().await;
+        Ok((now(&mut connection).await == 490).then_some(()))
+    })
+    .await;
+    let again = prices::apply(&mut connection, "retail", currency, &file, applied()).await;
+    assert_eq!(again.unwrap().set.len(), 0);
+    assert_eq!(now(&mut connection).await, 490);
+    let all = prices::prices(&mut connection, "retail").await.unwrap();
+    let all = all.unwrap().into_iter();
+    let copy: Vec<NewPrice> = all
+        .map(|one| NewPrice {
+            option_id: one.option_id,
+            amount: one.price,
+            valid_from: Some(one.valid_from),
+        })
+        .collect();
+    for set in [1, 0] {
+        let copied = prices::apply(
+            &mut connection,
+            "copy",
+            currency,
+            &copy[copy.len() - 1..],
+            applied(),
+        );
+        assert_eq!(copied.await.unwrap().set.len(), set);
+    }
 }
 
 #[tokio::test]
@@ -719,6 +774,16 @@ async fn an_extension_is_held_and_charged_or_released() {
         bench.agrees().await;
     }
     assert_eq!(bench.funds(partner).await, (60, 0));
+    // The one that was refused was added after all, and the outcome comes twice.
+    for _ in 0..2 {
+        execute(
+            &mut connection,
+            "UPDATE extensions SET state = 'added' WHERE external_id = 'more 1'",
+        )
+        .await;
+        assert_eq!(bench.funds(partner).await, (0, 0));
+        bench.agrees().await;
+    }
     let unlisted = bench.option().await;
     let topup = bench.esim(partner).await;
     let wanted = desk::self_service::extensions::NewExtension {

@@ -543,18 +543,48 @@ impl Directory {
         Ok(known)
     }
 
-    /// The price list of a partner; `None` if it has none. A list that was made within the last
-    /// half second may not be here yet, so its partner must not take it for empty.
-    pub(crate) fn price_list(
+    /// The price list of a partner; `None` if it has none. A list that is not in the cache is looked
+    /// up, so that its partner does not take it for empty.
+    pub(crate) async fn price_list(
         &self,
         partner: &KnownPartner,
     ) -> Result<Option<Arc<PriceList>>, ApiError> {
         let Some(name) = &partner.price_list else {
             return Ok(None);
         };
+        if let Some(known) = self.known_prices(name) {
+            return Ok(Some(known));
+        }
+        let turn = self.turn().await;
+        if let Some(known) = self.known_prices(name) {
+            return Ok(Some(known));
+        }
+        let _turn = turn.map_err(ApiError::internal)?;
+        let counted = self.look_ups.try_one();
+        counted.map_err(|_| NotLookedUp::LimitReached)?;
+        let looking = self
+            .database
+            .run(async |connection| prices::changed_since(connection, 0).await);
+        for list in looking.await.map_err(ApiError::internal)? {
+            self.learn_prices(list);
+        }
+        // One that cannot be read is told by the log.
+        let known = self.known_prices(name);
+        known.map(Some).ok_or(ApiError::overloaded("price_list"))
+    }
+
+    fn known_prices(&self, name: &str) -> Option<Arc<PriceList>> {
         let prices = self.prices.read().unwrap_or_else(PoisonError::into_inner);
-        let list = prices.get(&**name).cloned();
-        list.map(Some).ok_or(ApiError::overloaded("price_list"))
+        prices.get(name).cloned()
+    }
+
+    /// Caches a price list, unless a newer version of it is known.
+    fn learn_prices(&self, list: PriceList) {
+        let mut prices = self.prices.write().unwrap_or_else(PoisonError::into_inner);
+        let known = prices.get(&list.name);
+        if known.is_none_or(|known| known.row_version < list.row_version) {
+            prices.insert(list.name.clone(), Arc::new(list));
+        }
     }
 
     /// Caches the keys of a partner. The database says how long a replaced key remains valid. This
@@ -720,8 +750,7 @@ impl Directory {
         }
         for list in changes.price_lists {
             seen.price_lists = seen.price_lists.max(list.row_version);
-            let mut prices = self.prices.write().unwrap_or_else(PoisonError::into_inner);
-            prices.insert(list.name.clone(), Arc::new(list));
+            self.learn_prices(list);
         }
         seen.configuration_version = Some(changes.configuration_version);
     }

@@ -93,7 +93,7 @@ impl OrderService {
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await?;
         let prices = Prices {
-            list: self.directory.price_list(partner)?,
+            list: self.directory.price_list(partner).await?,
             at: clock::now(),
         };
         options.retain(|id, option| {
