@@ -130,12 +130,12 @@ pub async fn apply(
         by_time.sort_by_key(|(_, new)| new.valid_from);
         for (index, new) in by_time {
             let before = sqlx::query!(
-                r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3 AS "is_there!",
+                r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
                           now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
                    FROM options o
                    LEFT JOIN LATERAL (
                        SELECT p.amount, p.valid_from FROM prices p
-                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3, $4)
+                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3::timestamptz, $4)
                        ORDER BY p.valid_from DESC LIMIT 1) since ON true
                    LEFT JOIN LATERAL (
                        SELECT p.amount, p.valid_from FROM prices p
@@ -181,7 +181,7 @@ pub async fn apply(
             }
             let set = sqlx::query!(
                 "INSERT INTO prices (price_list, option_id, valid_from, amount)
-                 VALUES ($1, $2, greatest($3, $5), $4)
+                 VALUES ($1, $2, greatest($3::timestamptz, $5::timestamptz), $4)
                  ON CONFLICT (price_list, option_id, valid_from) DO UPDATE SET amount = excluded.amount",
                 price_list,
                 new.option_id.uuid(),
