@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use accounts::prices::currency;
 use domain::{Amount, OptionId, PartnerId, product::Currency};
 use pg::{
-    Error, Result, TransactionEnd,
+    Error, Result, Transaction, TransactionEnd,
     actions::{ActionChange, Mode},
     rfc3339, transaction,
 };
@@ -113,85 +113,7 @@ pub async fn apply(
             set: Vec::new(),
             unchanged: Vec::new(),
         };
-        let of_list = |minor| Amount {
-            minor,
-            currency: in_currency,
-        };
-        let mut bad = Vec::new();
-        // After the lock, so that of two changes at once the later one is valid later.
-        let clock = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "moment!""#);
-        let moment = clock.fetch_one(&mut **transaction).await?;
-        let began = prices
-            .iter()
-            .filter(|new| new.valid_from.is_some_and(|from| from <= moment));
-        let began: HashSet<OptionId> = began.map(|new| new.option_id).collect();
-        // In the order of time, because a later price is compared with those before it.
-        let mut by_time: Vec<(usize, &NewPrice)> = prices.iter().enumerate().collect();
-        by_time.sort_by_key(|(_, new)| new.valid_from);
-        for (index, new) in by_time {
-            let before = sqlx::query!(
-                r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
-                          now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
-                   FROM options o
-                   LEFT JOIN LATERAL (
-                       SELECT p.amount, p.valid_from FROM prices p
-                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3::timestamptz, $4)
-                       ORDER BY p.valid_from DESC LIMIT 1) since ON true
-                   LEFT JOIN LATERAL (
-                       SELECT p.amount, p.valid_from FROM prices p
-                       WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= $4
-                       ORDER BY p.valid_from DESC LIMIT 1) now ON true
-                   WHERE o.option_id = $2"#,
-                price_list,
-                new.option_id.uuid(),
-                new.valid_from,
-                moment,
-            );
-            let before = before.fetch_optional(&mut **transaction).await?;
-            let Some(before) = before else {
-                bad.push((index, BadPrice::NoSuchOption(new.option_id)));
-                continue;
-            };
-            let price = PriceSet {
-                option_id: new.option_id,
-                option: before.name,
-                was: before.amount.map(of_list),
-                price: new.amount,
-                valid_from: new.valid_from,
-            };
-            let is_past = new.valid_from.is_some_and(|from| from <= moment);
-            let is_same = price.was == price.price;
-            let is_unchanged = match new.valid_from {
-                // A price of the same file that has begun since takes its place, so that a file can
-                // be applied again.
-                None => is_same || began.contains(&new.option_id),
-                Some(_) if is_past => is_same || before.now.map(of_list) == new.amount,
-                // A row of its own, so that a change in between ends there.
-                Some(_) => is_same && before.is_there,
-            };
-            if is_unchanged {
-                applied.unchanged.push(price);
-                continue;
-            }
-            // In a list that never had the option, such as a copy of another list, it is valid at
-            // once.
-            if is_past && before.is_known {
-                bad.push((index, BadPrice::InThePast(new.option_id)));
-                continue;
-            }
-            let set = sqlx::query!(
-                "INSERT INTO prices (price_list, option_id, valid_from, amount)
-                 VALUES ($1, $2, greatest($3::timestamptz, $5::timestamptz), $4)
-                 ON CONFLICT (price_list, option_id, valid_from) DO UPDATE SET amount = excluded.amount",
-                price_list,
-                new.option_id.uuid(),
-                new.valid_from,
-                new.amount.map(|amount| amount.minor),
-                moment,
-            );
-            set.execute(&mut **transaction).await?;
-            applied.set.push(price);
-        }
+        let mut bad = set(transaction, prices, &mut applied).await?;
         if !bad.is_empty() {
             bad.sort_by_key(|(index, _)| *index);
             return Err(NotPriced::BadPrices(bad));
@@ -210,6 +132,96 @@ pub async fn apply(
         mode.record(transaction, affected, changed).await?;
         Ok(mode.end(applied))
     })
+}
+
+/// Sets prices of a locked list. Returns those that cannot be set, each with its place.
+async fn set(
+    transaction: &mut Transaction<'_>,
+    prices: &[NewPrice],
+    applied: &mut PricesApplied,
+) -> Result<Vec<(usize, BadPrice)>> {
+    let price_list = applied.price_list.clone();
+    let in_currency = applied.currency;
+    let of_list = |minor| Amount {
+        minor,
+        currency: in_currency,
+    };
+    let mut bad = Vec::new();
+    // After the lock, so that of two changes at once the later one is valid later.
+    let clock = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "moment!""#);
+    let moment = clock.fetch_one(&mut **transaction).await?;
+    let began = prices
+        .iter()
+        .filter(|new| new.valid_from.is_some_and(|from| from <= moment));
+    let began: HashSet<OptionId> = began.map(|new| new.option_id).collect();
+    // In the order of time, because a later price is compared with those before it.
+    let mut by_time: Vec<(usize, &NewPrice)> = prices.iter().enumerate().collect();
+    by_time.sort_by_key(|(_, new)| new.valid_from);
+    for (index, new) in by_time {
+        let before = sqlx::query!(
+            r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
+                      now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
+               FROM options o
+               LEFT JOIN LATERAL (
+                   SELECT p.amount, p.valid_from FROM prices p
+                   WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3::timestamptz, $4)
+                   ORDER BY p.valid_from DESC LIMIT 1) since ON true
+               LEFT JOIN LATERAL (
+                   SELECT p.amount, p.valid_from FROM prices p
+                   WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= $4
+                   ORDER BY p.valid_from DESC LIMIT 1) now ON true
+               WHERE o.option_id = $2"#,
+            price_list,
+            new.option_id.uuid(),
+            new.valid_from,
+            moment,
+        );
+        let before = before.fetch_optional(&mut **transaction).await?;
+        let Some(before) = before else {
+            bad.push((index, BadPrice::NoSuchOption(new.option_id)));
+            continue;
+        };
+        let price = PriceSet {
+            option_id: new.option_id,
+            option: before.name,
+            was: before.amount.map(of_list),
+            price: new.amount,
+            valid_from: new.valid_from,
+        };
+        let is_past = new.valid_from.is_some_and(|from| from <= moment);
+        let is_same = price.was == price.price;
+        let is_unchanged = match new.valid_from {
+            // A price of the same file that has begun since takes its place, so that a file can
+            // be applied again.
+            None => is_same || began.contains(&new.option_id),
+            Some(_) if is_past => is_same || before.now.map(of_list) == new.amount,
+            // A row of its own, so that a change in between ends there.
+            Some(_) => is_same && before.is_there,
+        };
+        if is_unchanged {
+            applied.unchanged.push(price);
+            continue;
+        }
+        // In a list that never had the option, such as a copy of another list, it is valid at
+        // once.
+        if is_past && before.is_known {
+            bad.push((index, BadPrice::InThePast(new.option_id)));
+            continue;
+        }
+        let set = sqlx::query!(
+            "INSERT INTO prices (price_list, option_id, valid_from, amount)
+             VALUES ($1, $2, greatest($3::timestamptz, $5::timestamptz), $4)
+             ON CONFLICT (price_list, option_id, valid_from) DO UPDATE SET amount = excluded.amount",
+            price_list,
+            new.option_id.uuid(),
+            new.valid_from,
+            new.amount.map(|amount| amount.minor),
+            moment,
+        );
+        set.execute(&mut **transaction).await?;
+        applied.set.push(price);
+    }
+    Ok(bad)
 }
 
 /// A price list as operators see it.

@@ -23,8 +23,8 @@ pub struct PartnerBalance {
     /// What your payments, charges and refunds add up to. Below zero you owe it.
     #[schema(example = 125_000)]
     pub balance: i64,
-    /// The prices of topups that are not ready and of extensions that are not added, unless they have
-    /// failed.
+    /// The prices of topups that are not ready and of extensions that are not added, unless they
+    /// have failed.
     #[schema(example = 1250, minimum = 0)]
     pub held: i64,
     /// How far orders may take the balance below zero; null if there is no limit.
@@ -156,9 +156,10 @@ pub struct StatementEntry {
     /// Counts the entries of the account from 1 on, without gaps.
     #[schema(example = 17)]
     pub number: i64,
-    /// `charge` (a topup became ready, or an extension was added), `release` (it failed or was refused,
-    /// so its price is no longer held), `late_charge` (it came about after that), `refund` (an eSIM was
-    /// given back; what extended it is not refunded), `deposit` (you paid) or `adjustment` (a correction).
+    /// `charge` (a topup became ready, or an extension was added), `release` (it failed or was
+    /// refused, so its price is no longer held), `late_charge` (it came about after that), `refund`
+    /// (an eSIM was given back; what extended it is not refunded), `deposit` (you paid) or
+    /// `adjustment` (a correction).
     #[schema(example = "charge")]
     pub kind: String,
     /// What it changes the balance by, in minor units.

@@ -585,11 +585,8 @@ async fn a_statement_is_a_month_and_a_month_that_is_over_stays() {
 async fn prices_begin_at_their_time_and_bound_what_is_offered() {
     let bench = Bench::new().await;
     let mut connection = bench.connection().await;
-    let [sold, later, never] = [
-        bench.option().await,
-        bench.option().await,
-        bench.option().await,
-    ];
+    let [sold, later] = [bench.option().await, bench.option().await];
+    bench.option().await;
     let tomorrow = runtime::clock::now() + time::Duration::days(1);
     let price = |option_id, minor: Option<i64>, valid_from| NewPrice {
         option_id,

@@ -543,8 +543,8 @@ impl Directory {
         Ok(known)
     }
 
-    /// The price list of a partner; `None` if it has none. A list that is not in the cache is looked
-    /// up, so that its partner does not take it for empty.
+    /// The price list of a partner; `None` if it has none. A list that is not in the cache is
+    /// looked up, so that its partner does not take it for empty.
     pub(crate) async fn price_list(
         &self,
         partner: &KnownPartner,
