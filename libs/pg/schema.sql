@@ -29,9 +29,13 @@ END)
     CONSTRAINT account_entries_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference), octet_length(reason), octet_length(made_by)) <= 100000)))
     CONSTRAINT account_entries_kind CHECK ((kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text, 'deposit'::text, 'adjustment'::text])))
     CONSTRAINT account_entries_pkey PRIMARY KEY (partner_id, currency, number)
-    CONSTRAINT account_entries_subject CHECK ((((topup_id IS NOT NULL) = (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text]))) AND ((reference IS NOT NULL) = (kind = ANY (ARRAY['deposit'::text, 'adjustment'::text]))) AND ((extension_id IS NULL) OR (kind = ANY (ARRAY['charge'::text, 'release'::text])))))
+    CONSTRAINT account_entries_subject CHECK ((((topup_id IS NOT NULL) = (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text]))) AND ((reference IS NOT NULL) = (kind = ANY (ARRAY['deposit'::text, 'adjustment'::text]))) AND ((extension_id IS NULL) OR (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text])))))
     CREATE INDEX account_entries_at ON public.account_entries USING btree (partner_id, currency, at, number)
-    CREATE UNIQUE INDEX account_entries_extension ON public.account_entries USING btree (extension_id) WHERE (extension_id IS NOT NULL)
+    CREATE UNIQUE INDEX account_entries_extension ON public.account_entries USING btree (extension_id, (
+CASE kind
+    WHEN 'release'::text THEN 'charge'::text
+    ELSE kind
+END)) WHERE (extension_id IS NOT NULL)
     CREATE UNIQUE INDEX account_entries_reference ON public.account_entries USING btree (partner_id, currency, reference) WHERE (reference IS NOT NULL)
     CREATE UNIQUE INDEX account_entries_unit ON public.account_entries USING btree (topup_id, (
 CASE kind
@@ -250,7 +254,7 @@ TABLE extensions
     CREATE UNIQUE INDEX extensions_external_id_key ON public.extensions USING btree (partner_id, external_id)
     CREATE UNIQUE INDEX extensions_open ON public.extensions USING btree (topup_id) WHERE (state = ANY (ARRAY['asked'::text, 'sending'::text, 'parked'::text]))
     CREATE TRIGGER deliver_new_profile AFTER UPDATE OF has_new_profile ON public.extensions FOR EACH ROW WHEN ((new.has_new_profile AND (NOT old.has_new_profile))) EXECUTE FUNCTION deliver_new_profile()
-    CREATE TRIGGER extension_accounted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> new.state) AND (new.price IS NOT NULL))) EXECUTE FUNCTION extension_accounted()
+    CREATE TRIGGER extension_accounted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND ((old.state <> 'added'::text) AND (old.state <> new.state)) AND (new.price IS NOT NULL))) EXECUTE FUNCTION extension_accounted()
     CREATE TRIGGER extension_ended AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = ANY (ARRAY['added'::text, 'refused'::text])) AND (old.state <> new.state))) EXECUTE FUNCTION extension_ended()
     CREATE TRIGGER topup_extension_noted AFTER UPDATE OF state ON public.extensions FOR EACH ROW WHEN (((new.state = 'added'::text) AND (old.state <> 'added'::text))) EXECUTE FUNCTION topup_extension_noted()
     POLICY all_rows USING true WITH CHECK true
@@ -1152,7 +1156,9 @@ CREATE OR REPLACE FUNCTION public.extension_accounted()
 AS $function$
 DECLARE
     account accounts;
+    kind text := CASE WHEN NEW.state = 'refused' THEN 'release' WHEN OLD.state = 'refused' THEN 'late_charge' ELSE 'charge' END;
     charged bigint := CASE WHEN NEW.state = 'added' THEN NEW.price ELSE 0 END;
+    ended bigint := CASE WHEN OLD.state = 'refused' THEN 0 ELSE NEW.price END;
     moment timestamptz;
 BEGIN
     SELECT * INTO account FROM accounts a WHERE a.partner_id = NEW.partner_id AND a.currency = NEW.currency FOR NO KEY UPDATE;
@@ -1161,9 +1167,9 @@ BEGIN
     END IF;
     moment := greatest(clock_timestamp(), account.last_entry_at);
     INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, made_by, at)
-    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, CASE WHEN NEW.state = 'added' THEN 'charge' ELSE 'release' END,
-            -charged, account.posted - charged, NEW.price, NEW.topup_id, NEW.extension_id, 'system', moment);
-    UPDATE accounts SET posted = posted - charged, held = held - NEW.price, last_entry = last_entry + 1, last_entry_at = moment
+    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, kind, -charged, account.posted - charged, ended, NEW.topup_id,
+            NEW.extension_id, 'system', moment);
+    UPDATE accounts SET posted = posted - charged, held = held - ended, last_entry = last_entry + 1, last_entry_at = moment
     WHERE partner_id = NEW.partner_id AND currency = NEW.currency;
     RETURN NULL;
 END
@@ -1776,6 +1782,7 @@ CREATE OR REPLACE FUNCTION public.resolve_extension(resolved uuid, after_attempt
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
+    PERFORM keep_order_of_extension(resolved);
     UPDATE extensions
     SET state = CASE WHEN is_added THEN 'added' ELSE 'refused' END, ended_at = now(), reason = 'resolved', message = NULL,
         not_added_at = NULL

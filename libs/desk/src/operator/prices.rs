@@ -275,12 +275,17 @@ pub async fn prices(
         "SELECT option_id, name FROM options WHERE option_id = ANY ($1)",
         &ids
     );
-    let names = names.fetch_all(connection).await?.into_iter();
+    let names = names.fetch_all(&mut *connection).await?.into_iter();
     let names: HashMap<Uuid, String> = names.map(|row| (row.option_id, row.name)).collect();
+    let clock = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
+    let now = clock.fetch_one(connection).await?;
     let mut views: Vec<PriceView> = Vec::new();
     for (option_id, prices) in list.prices {
         let option = names.get(&option_id.uuid()).cloned().unwrap_or_default();
-        views.extend(prices.into_iter().map(|one| PriceView {
+        // The price before is kept for a minute, for ingresses whose clocks are behind.
+        let valid = prices.iter().rposition(|one| one.valid_from <= now);
+        let prices = prices.into_iter().skip(valid.unwrap_or_default());
+        views.extend(prices.map(|one| PriceView {
             option_id,
             option: option.clone(),
             price: one.amount,
