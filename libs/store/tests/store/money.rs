@@ -309,6 +309,23 @@ async fn an_order_beyond_the_balance_holds_nothing_and_may_be_sent_again() {
     assert_eq!(bench.insert_limited(&[more]).await, [insufficient(1, -50)]);
 }
 
+/// Ten processes that order at the same moment sell what is paid for.
+#[tokio::test]
+async fn nobody_spends_what_another_one_is_spending() {
+    let bench = Bench::new().await;
+    for _ in 0..5 {
+        let partner = bench.prepaid(3).await;
+        let at_once = (0..10).map(|_| async {
+            let order = priced(answered(partner, 1), eur(1));
+            bench.insert_limited(&[order]).await
+        });
+        let results = join_all(at_once).await;
+        let stored = results.iter().filter(|one| **one == [Inserted::Stored]);
+        assert_eq!(stored.count(), 3, "{results:?}");
+        bench.agrees().await;
+    }
+}
+
 /// Sixteen processes order, refuse, cancel, settle, repeat and pay at once. Exactly as much is sold
 /// as there is, and nobody waits in a circle.
 #[tokio::test]
