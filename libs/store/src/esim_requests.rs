@@ -536,7 +536,8 @@ pub async fn begin(
     let Ok(begun) = read.after(EsimChangeEvent::Begin) else {
         return Ok(None);
     };
-    let (from, to) = (asked.state_name(read.state), asked.state_name(begun.state));
+    let from = asked.state_name(read.state);
+    let to = asked.state_name(begun.state);
     let done = match asked {
         AskedChange::GiveBack => {
             let statement = sqlx::query!(
@@ -599,7 +600,8 @@ pub async fn settle(
         };
         let after = settlement.event.and_then(|event| before.after(event).ok());
         let now = after.unwrap_or(before);
-        let (state, ended) = (asked.state_name(now.state), now.state.is_over());
+        let state = asked.state_name(now.state);
+        let ended = now.state.is_over();
         let has_ended = after.is_some() && ended;
         let reason = settlement.reason.as_ref();
         let name = reason.map(|(reason, _)| <&'static str>::from(*reason));

@@ -20,6 +20,7 @@ pub mod deliveries;
 pub mod esim_requests;
 pub mod extensions;
 pub mod figures;
+pub mod funds;
 pub mod history;
 pub mod orders;
 pub mod placements;

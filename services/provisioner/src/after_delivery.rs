@@ -139,7 +139,8 @@ impl ProviderContext {
         rows: &[Uuid],
         claim: RequestClaim,
     ) -> Result<Vec<(Uuid, ClaimedEsimWork)>, pg::Error> {
-        let (name, lease) = (&self.calls.name, self.lease);
+        let name = &self.calls.name;
+        let lease = self.lease;
         let requests = self.database.run(async |connection| {
             esim_requests::claim(connection, name, rows, lease, claim).await
         });
@@ -218,7 +219,8 @@ impl ProviderContext {
                 let reading = status.reading;
                 self.database
                     .run(async |connection| {
-                        let (topup, low_data) = (&claimed.esim.topup_id, &self.low_data);
+                        let topup = &claimed.esim.topup_id;
+                        let low_data = &self.low_data;
                         esim_requests::record_reading(connection, topup, &reading, low_data).await
                     })
                     .await?;

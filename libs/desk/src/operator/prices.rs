@@ -162,14 +162,8 @@ async fn set(
             r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
                       now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
                FROM options o
-               LEFT JOIN LATERAL (
-                   SELECT p.amount, p.valid_from FROM prices p
-                   WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= coalesce($3::timestamptz, $4)
-                   ORDER BY p.valid_from DESC LIMIT 1) since ON true
-               LEFT JOIN LATERAL (
-                   SELECT p.amount, p.valid_from FROM prices p
-                   WHERE p.price_list = $1 AND p.option_id = o.option_id AND p.valid_from <= $4
-                   ORDER BY p.valid_from DESC LIMIT 1) now ON true
+               LEFT JOIN LATERAL price_in($1, o.option_id, coalesce($3::timestamptz, $4)) since ON true
+               LEFT JOIN LATERAL price_in($1, o.option_id, $4) now ON true
                WHERE o.option_id = $2"#,
             price_list,
             new.option_id.uuid(),
@@ -240,10 +234,8 @@ pub async fn lists(connection: &mut PgConnection) -> Result<Vec<PriceListView>> 
     let all = sqlx::query_as!(
         PriceListView,
         r#"SELECT l.price_list, l.currency,
-                  (SELECT count(*) FROM (
-                       SELECT DISTINCT ON (p.option_id) p.amount FROM prices p
-                       WHERE p.price_list = l.price_list AND p.valid_from <= now()
-                       ORDER BY p.option_id, p.valid_from DESC) now WHERE now.amount IS NOT NULL) AS "options!",
+                  (SELECT count(*) FROM options o CROSS JOIN LATERAL price_in(l.price_list, o.option_id) price
+                   WHERE price.amount IS NOT NULL) AS "options!",
                   ARRAY (SELECT r.name FROM partners r WHERE r.price_list = l.price_list ORDER BY r.name) AS "partners!"
            FROM price_lists l ORDER BY l.price_list"#,
     );

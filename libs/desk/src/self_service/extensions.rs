@@ -15,7 +15,11 @@ use pg::{Error, Result, Transaction, TransactionEnd, age, transaction};
 use serde::Deserialize;
 use sqlx::PgConnection;
 use store::{
-    Unflushed, esim_requests::EsimChangeReason, extensions::state_named, orders::LimitedKey,
+    Unflushed,
+    esim_requests::EsimChangeReason,
+    extensions::state_named,
+    funds::{self, Funds},
+    orders::LimitedKey,
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -311,9 +315,16 @@ pub async fn order(
             let Some(asked) = asked else {
                 return Ok(TransactionEnd::Rollback(ExtensionOrdered::NotOffered));
             };
-            if let Err(refused) = hold(transaction, partner_id, asked).await? {
-                return Ok(TransactionEnd::Rollback(refused));
+            let funds = Funds::lock(transaction, &[partner_id.uuid()]).await?;
+            if let Some(available) = funds.shortage(partner_id, asked) {
+                return Ok(TransactionEnd::Rollback(
+                    ExtensionOrdered::BalanceInsufficient {
+                        required: asked,
+                        available,
+                    },
+                ));
             }
+            funds::hold(transaction, std::iter::once((partner_id, asked))).await?;
             price = Some(asked);
         }
         let statement = sqlx::query!(
@@ -368,41 +379,6 @@ async fn price_of(
     };
     let currency = currency(&row.currency)?;
     Ok(row.amount.map(|minor| Amount { minor, currency }))
-}
-
-/// Holds a price in the partner's account, or says that there is too little.
-async fn hold(
-    transaction: &mut Transaction<'_>,
-    partner_id: PartnerId,
-    price: Amount,
-) -> Result<std::result::Result<(), ExtensionOrdered>> {
-    let code = price.currency.to_string();
-    let locked = sqlx::query!(
-        r#"SELECT posted - held + credit_limit AS available FROM accounts
-           WHERE partner_id = $1 AND currency = $2 FOR NO KEY UPDATE"#,
-        partner_id.uuid(),
-        code,
-    );
-    let account = locked.fetch_optional(&mut **transaction).await?;
-    let available = account.map_or(0, |row| row.available.unwrap_or(i64::MAX));
-    if price.minor > available {
-        let available = Amount {
-            minor: available,
-            ..price
-        };
-        return Ok(Err(ExtensionOrdered::BalanceInsufficient {
-            required: price,
-            available,
-        }));
-    }
-    let hold = sqlx::query!(
-        "UPDATE accounts SET held = held + $3 WHERE partner_id = $1 AND currency = $2",
-        partner_id.uuid(),
-        code,
-        price.minor,
-    );
-    hold.execute(&mut **transaction).await?;
-    Ok(Ok(()))
 }
 
 /// Why an extension is not stored anew, under the locks of [`order`]; `None` if it may be.

@@ -6,19 +6,20 @@
 //! order that is not stored would take is left to others. Orders without a limit in the same batch
 //! wait for some more statements; a batch without any limit is stored by [`super::insert`].
 //!
-//! Rows are locked in one order, so that nobody waits in a circle: a key, a stored order, an
+//! Rows are locked in one order, so that nobody waits in a circle: a stored order, a key, an
 //! account, and then everything that is changed. Whoever refuses an order or ends a unit thus has
 //! the account before it changes anything, because a new order of the same partner may hold the
 //! account and wait for a change of an order with the same external id.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use domain::{Amount, product::Currency};
+use domain::Amount;
 use pg::{Result, Transaction, TransactionEnd, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{NewOrder, all_wait, insert_all, keep};
+use crate::funds::{self, Funds};
 
 /// What became of an order that was to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,23 +45,17 @@ impl Inserted {
     }
 }
 
-/// An account: its partner and its currency.
-type AccountOf = (Uuid, String);
-
 /// What is left of the limits of a batch, while their rows are locked.
-#[derive(Clone, Default)]
 struct Limits {
     /// The units that each key has ordered on this day.
     units: HashMap<Uuid, i64>,
-    /// What is available in each account; `None` if it has no limit. A partner without an account
-    /// in a currency has nothing in it.
-    available: HashMap<AccountOf, Option<i64>>,
+    funds: Funds,
 }
 
 impl Limits {
     /// Locks the rows of everything that limits these orders, and reads them.
     async fn lock(transaction: &mut Transaction<'_>, orders: &[NewOrder]) -> Result<Self> {
-        let mut limits = Self::default();
+        let mut units = HashMap::new();
         let limited = orders.iter().filter_map(|order| order.limited_key);
         let mut keys: Vec<Uuid> = limited.map(|key| key.key_id.uuid()).collect();
         keys.sort_unstable();
@@ -77,24 +72,12 @@ impl Limits {
                 &keys,
             );
             let rows = counted.fetch_all(&mut **transaction).await?.into_iter();
-            limits.units = rows.map(|row| (row.key_id, row.units)).collect();
+            units = rows.map(|row| (row.key_id, row.units)).collect();
         }
         let priced = orders.iter().filter(|order| order.price().is_some());
         let partners: Vec<Uuid> = priced.map(|order| order.partner_id.uuid()).collect();
-        if !partners.is_empty() {
-            // A row that another transaction has changed is read as that one has left it, because
-            // it is locked.
-            let locked = sqlx::query!(
-                r#"SELECT partner_id, currency, posted - held + credit_limit AS available FROM accounts
-                   WHERE partner_id = ANY ($1) ORDER BY partner_id, currency FOR NO KEY UPDATE"#,
-                &partners,
-            );
-            let rows = locked.fetch_all(&mut **transaction).await?.into_iter();
-            limits.available = rows
-                .map(|row| ((row.partner_id, row.currency), row.available))
-                .collect();
-        }
-        Ok(limits)
+        let funds = Funds::lock(transaction, &partners).await?;
+        Ok(Self { units, funds })
     }
 
     /// How many units its key may still order; any number if it has no limit.
@@ -105,12 +88,6 @@ impl Limits {
         })
     }
 
-    /// What its partner can still order for in this currency.
-    fn available(&self, order: &NewOrder, currency: Currency) -> i64 {
-        let account = self.available.get(&account_of(order, currency));
-        account.map_or(0, |available| available.unwrap_or(i64::MAX))
-    }
-
     /// Why this order goes beyond a limit; `None` if it does not.
     fn refusal(&self, order: &NewOrder) -> Option<Inserted> {
         let left = self.units_left(order);
@@ -119,13 +96,10 @@ impl Limits {
             return Some(Inserted::OverLimit { left });
         }
         let required = order.price()?;
-        let available = self.available(order, required.currency);
-        (required.minor > available).then_some(Inserted::BalanceInsufficient {
+        let available = self.funds.shortage(order.partner_id, required)?;
+        Some(Inserted::BalanceInsufficient {
             required,
-            available: Amount {
-                minor: available,
-                ..required
-            },
+            available,
         })
     }
 
@@ -135,16 +109,9 @@ impl Limits {
             *self.units.entry(key.key_id.uuid()).or_default() += sign * order.units();
         }
         if let Some(price) = order.price() {
-            let account = self.available.get_mut(&account_of(order, price.currency));
-            if let Some(Some(available)) = account {
-                *available -= sign * price.minor;
-            }
+            self.funds.take(order.partner_id, price, sign);
         }
     }
-}
-
-fn account_of(order: &NewOrder, currency: Currency) -> AccountOf {
-    (order.partner_id.uuid(), currency.to_string())
 }
 
 /// Stores orders as [`super::insert`] does, some of which have a limit. What is left of the units
@@ -161,10 +128,7 @@ pub async fn insert_limited(
         let all_wait = all_wait(orders);
         let mut limits = Limits::lock(transaction, orders).await?;
         let mut results = vec![Inserted::Taken; orders.len()];
-        // Repeats of stored orders are left out at once, so that many of them cost one statement.
-        let taken = taken_now(transaction, orders.iter().filter(|one| one.is_limited())).await?;
-        let is_free = |index: &usize| !taken.contains(&identity(&orders[*index]));
-        let mut waiting: Vec<usize> = (0..orders.len()).filter(is_free).collect();
+        let mut waiting: Vec<usize> = (0..orders.len()).collect();
         loop {
             let mut fitting = Vec::with_capacity(waiting.len());
             let mut beyond = Vec::new();
@@ -192,17 +156,17 @@ pub async fn insert_limited(
                     is_more_left = true;
                 }
             }
+            // Repeats of stored orders need nothing, and so they are left out before the next
+            // round: many of them cost one statement.
+            let beyond = waiting.iter().map(|index| &orders[*index]);
+            let taken = taken_now(transaction, beyond).await?;
+            waiting.retain(|index| !taken.contains(&identity(&orders[*index])));
             if waiting.is_empty() || !is_more_left {
                 break;
             }
         }
-        let beyond = waiting.iter().map(|index| &orders[*index]);
-        let taken = taken_now(transaction, beyond).await?;
         for index in waiting {
-            let order = &orders[index];
-            if !taken.contains(&identity(order))
-                && let Some(refusal) = limits.refusal(order)
-            {
+            if let Some(refusal) = limits.refusal(&orders[index]) {
                 results[index] = refusal;
             }
         }
@@ -210,7 +174,9 @@ pub async fn insert_limited(
         let stored = stored.filter(|(_, result)| **result == Inserted::Stored);
         let stored: Vec<&NewOrder> = stored.map(|(order, _)| order).collect();
         count_units(transaction, &stored).await?;
-        hold_prices(transaction, &stored).await?;
+        let prices = stored.iter();
+        let prices = prices.filter_map(|order| Some((order.partner_id, order.price()?)));
+        funds::hold(transaction, prices).await?;
         Ok(TransactionEnd::Commit(results))
     })
 }
@@ -269,30 +235,5 @@ async fn count_units(transaction: &mut Transaction<'_>, stored: &[&NewOrder]) ->
         &units,
     );
     count.execute(&mut **transaction).await?;
-    Ok(())
-}
-
-/// Holds the prices of stored orders in their partners' accounts, which changes each account once.
-async fn hold_prices(transaction: &mut Transaction<'_>, stored: &[&NewOrder]) -> Result<()> {
-    let mut held: BTreeMap<AccountOf, i64> = BTreeMap::new();
-    for order in stored {
-        if let Some(price) = order.price() {
-            *held.entry(account_of(order, price.currency)).or_default() += price.minor;
-        }
-    }
-    if held.is_empty() {
-        return Ok(());
-    }
-    let (accounts, amounts): (Vec<AccountOf>, Vec<i64>) = held.into_iter().unzip();
-    let (partners, currencies): (Vec<Uuid>, Vec<String>) = accounts.into_iter().unzip();
-    let hold = sqlx::query!(
-        "UPDATE accounts a SET held = a.held + new.amount
-         FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS new (partner_id, currency, amount)
-         WHERE a.partner_id = ANY ($1) AND a.partner_id = new.partner_id AND a.currency = new.currency",
-        &partners,
-        &currencies,
-        &amounts,
-    );
-    hold.execute(&mut **transaction).await?;
     Ok(())
 }

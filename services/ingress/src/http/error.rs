@@ -17,6 +17,7 @@ use axum::{
 };
 use domain::Amount;
 use serde_json::json;
+use store::orders::LimitedKey;
 
 use crate::http::{
     codes::ErrorCode,
@@ -218,6 +219,15 @@ impl ApiError {
             code: ErrorCode::Overloaded,
             limit_name,
         }
+    }
+
+    /// 422: the key that signed the request may order only `left` units more on this day. Nothing is
+    /// stored.
+    pub(crate) fn units_per_day_reached(key: Option<LimitedKey>, left: u32) -> Self {
+        let most = key.map_or(0, |key| key.units_per_day);
+        let detail = format!("{left} of {most} are left until 00:00 UTC");
+        let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
+        Self::Unprocessable(vec![fault])
     }
 
     /// 422: what is ordered costs more than is available. Nothing of it is stored, bought or held,

@@ -54,11 +54,10 @@ impl Display for NamedCode {
             available,
         }) = self.shortfall
         {
-            let (required, currency) = (required.minor, required.currency);
             write!(
                 to,
-                "; required={required}; available={}; currency={currency}",
-                available.minor
+                "; required={}; available={}; currency={}",
+                required.minor, available.minor, required.currency
             )?;
         }
         Ok(())

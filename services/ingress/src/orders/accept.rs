@@ -448,7 +448,9 @@ impl OrderService {
             let inserted = self.insert(order, answer).await?;
             match inserted.inserted {
                 Inserted::Stored => return Ok(inserted.sent),
-                Inserted::OverLimit { left } => return Err(over_limit(order, left).into()),
+                Inserted::OverLimit { left } => {
+                    return Err(ApiError::units_per_day_reached(order.limited_key, left).into());
+                }
                 Inserted::BalanceInsufficient {
                     required,
                     available,
@@ -607,15 +609,6 @@ impl OrderService {
             }
         }
     }
-}
-
-/// 422: the key that signed the order may order only `left` units more on this day. Nothing of the
-/// order is stored.
-fn over_limit(order: &NewOrder, left: u32) -> ApiError {
-    let most = order.limited_key.map_or(0, |key| key.units_per_day);
-    let detail = format!("{left} of {most} are left until 00:00 UTC");
-    let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
-    ApiError::Unprocessable(vec![fault])
 }
 
 /// 503: an earlier order with the same external id may still be refused.

@@ -272,7 +272,6 @@ pub(super) async fn order(
         let rates = session.gate().admission.rates.of(&session.partner);
         rates.count_esim_request()?;
     }
-    let credential = &session.partner.credential;
     let new = NewExtension {
         topup_id: &id,
         external_id: &external_id,
@@ -298,10 +297,7 @@ pub(super) async fn order(
             available,
         } => return Err(ApiError::balance_insufficient(required, available)),
         ExtensionOrdered::OverLimit => {
-            let most = credential.terms.units_per_day.unwrap_or_default();
-            let detail = format!("0 of {most} are left until 00:00 UTC");
-            let fault = RequestFault::with(ErrorCode::UnitsPerDayReached, detail);
-            return Err(ApiError::Unprocessable(vec![fault]));
+            return Err(ApiError::units_per_day_reached(new.limited_key, 0));
         }
     }
     let mut patience = Patience::of(&session);

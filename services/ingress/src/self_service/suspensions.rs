@@ -90,7 +90,14 @@ fn refusal(refused: &EsimChangeView) -> (ErrorCode, String) {
     let code = match refused.reason {
         Some(EsimChangeReason::NotAvailable) => ErrorCode::SuspensionNotAvailable,
         Some(EsimChangeReason::Refused) => ErrorCode::SuspensionRefused,
-        _ => ErrorCode::SuspensionFailed,
+        Some(
+            EsimChangeReason::Installed
+            | EsimChangeReason::Unreachable
+            | EsimChangeReason::Unknown
+            | EsimChangeReason::Resolved
+            | EsimChangeReason::Unreadable,
+        )
+        | None => ErrorCode::SuspensionFailed,
     };
     code.said_by_provider(refused.message.as_deref())
 }
