@@ -1,4 +1,5 @@
-//! What partners can order for: their accounts, locked while a price is compared with them and held.
+//! What partners can order for: their accounts, locked while a price is compared with them and
+//! held.
 //!
 //! Orders ([`crate::orders::insert_limited`]) and extensions use it in the transaction that stores
 //! them, so what is compared is what is held.

@@ -221,8 +221,8 @@ impl ApiError {
         }
     }
 
-    /// 422: the key that signed the request may order only `left` units more on this day. Nothing is
-    /// stored.
+    /// 422: the key that signed the request may order only `left` units more on this day. Nothing
+    /// is stored.
     pub(crate) fn units_per_day_reached(key: Option<LimitedKey>, left: u32) -> Self {
         let most = key.map_or(0, |key| key.units_per_day);
         let detail = format!("{left} of {most} are left until 00:00 UTC");
