@@ -899,6 +899,34 @@ AS $function$
            OR EXISTS (SELECT FROM operator_sessions WHERE name = asked_name AND ends_at > now())
 $function$
 
+CREATE OR REPLACE FUNCTION public.add_entry(of_partner uuid, in_currency text, as_kind text, of_amount bigint, ends bigint, of_topup text, of_extension uuid, with_reference text, because text, author text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    account accounts;
+    moment timestamptz;
+BEGIN
+    SELECT * INTO account FROM accounts a WHERE a.partner_id = of_partner AND a.currency = in_currency FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    moment := greatest(clock_timestamp(), account.last_entry_at);
+    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, reference,
+                                 reason, made_by, at)
+    VALUES (of_partner, in_currency, account.last_entry + 1, as_kind, of_amount, account.posted + of_amount, ends, of_topup,
+            of_extension, with_reference, because, author, moment)
+    ON CONFLICT (partner_id, currency, reference) WHERE reference IS NOT NULL DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    UPDATE accounts SET posted = posted + of_amount, held = held - ends, last_entry = last_entry + 1, last_entry_at = moment
+    WHERE partner_id = of_partner AND currency = in_currency;
+    RETURN account.last_entry + 1;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.begin_reading(of_topup text)
  RETURNS TABLE(reached text[], age double precision, plan integer, most_data bigint, latest_end timestamp with time zone)
  LANGUAGE plpgsql
@@ -927,25 +955,11 @@ CREATE OR REPLACE FUNCTION public.book_entry(of_partner uuid, in_currency text, 
  SECURITY DEFINER
  SET search_path TO 'public', 'pg_temp'
 AS $function$
-DECLARE
-    account accounts;
-    moment timestamptz;
 BEGIN
     IF as_kind NOT IN ('deposit', 'adjustment') THEN
         RAISE EXCEPTION 'only deposits and adjustments are booked by hand' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT * INTO STRICT account FROM accounts a WHERE a.partner_id = of_partner AND a.currency = in_currency FOR NO KEY UPDATE;
-    moment := greatest(clock_timestamp(), account.last_entry_at);
-    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, reference, reason, made_by, at)
-    VALUES (of_partner, in_currency, account.last_entry + 1, as_kind, of_amount, account.posted + of_amount, with_reference,
-            because, operator, moment)
-    ON CONFLICT (partner_id, currency, reference) WHERE reference IS NOT NULL DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    UPDATE accounts SET posted = posted + of_amount, last_entry = last_entry + 1, last_entry_at = moment
-    WHERE partner_id = of_partner AND currency = in_currency;
-    RETURN account.last_entry + 1;
+    RETURN add_entry(of_partner, in_currency, as_kind, of_amount, 0, NULL, NULL, with_reference, because, operator);
 END
 $function$
 
@@ -1154,23 +1168,12 @@ CREATE OR REPLACE FUNCTION public.extension_accounted()
  SECURITY DEFINER
  SET search_path TO 'public', 'pg_temp'
 AS $function$
-DECLARE
-    account accounts;
-    kind text := CASE WHEN NEW.state = 'refused' THEN 'release' WHEN OLD.state = 'refused' THEN 'late_charge' ELSE 'charge' END;
-    charged bigint := CASE WHEN NEW.state = 'added' THEN NEW.price ELSE 0 END;
-    ended bigint := CASE WHEN OLD.state = 'refused' THEN 0 ELSE NEW.price END;
-    moment timestamptz;
 BEGIN
-    SELECT * INTO account FROM accounts a WHERE a.partner_id = NEW.partner_id AND a.currency = NEW.currency FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    moment := greatest(clock_timestamp(), account.last_entry_at);
-    INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, extension_id, made_by, at)
-    VALUES (NEW.partner_id, NEW.currency, account.last_entry + 1, kind, -charged, account.posted - charged, ended, NEW.topup_id,
-            NEW.extension_id, 'system', moment);
-    UPDATE accounts SET posted = posted - charged, held = held - ended, last_entry = last_entry + 1, last_entry_at = moment
-    WHERE partner_id = NEW.partner_id AND currency = NEW.currency;
+    PERFORM add_entry(
+        NEW.partner_id, NEW.currency,
+        CASE WHEN NEW.state = 'refused' THEN 'release' WHEN OLD.state = 'refused' THEN 'late_charge' ELSE 'charge' END,
+        CASE WHEN NEW.state = 'added' THEN -NEW.price ELSE 0 END, CASE WHEN OLD.state = 'refused' THEN 0 ELSE NEW.price END,
+        NEW.topup_id, NEW.extension_id, NULL, NULL, 'system');
     RETURN NULL;
 END
 $function$
@@ -1659,13 +1662,13 @@ BEGIN
 END
 $function$
 
-CREATE OR REPLACE FUNCTION public.price_in(list text, option uuid)
- RETURNS TABLE(amount bigint, currency text)
+CREATE OR REPLACE FUNCTION public.price_in(list text, option uuid, moment timestamp with time zone DEFAULT now())
+ RETURNS TABLE(amount bigint, currency text, valid_from timestamp with time zone)
  LANGUAGE sql
  STABLE
 AS $function$
-    SELECT p.amount, l.currency FROM prices p JOIN price_lists l ON l.price_list = p.price_list
-    WHERE p.price_list = list AND p.option_id = option AND p.valid_from <= now()
+    SELECT p.amount, l.currency, p.valid_from FROM prices p JOIN price_lists l ON l.price_list = p.price_list
+    WHERE p.price_list = list AND p.option_id = option AND p.valid_from <= moment
     ORDER BY p.valid_from DESC LIMIT 1
 $function$
 

@@ -159,8 +159,8 @@ async fn set(
     by_time.sort_by_key(|(_, new)| new.valid_from);
     for (index, new) in by_time {
         let before = sqlx::query!(
-            r#"SELECT o.name, since.amount, since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
-                      now.amount AS now, now.valid_from IS NOT NULL AS "is_known!"
+            r#"SELECT o.name, since.amount AS "amount?", since.valid_from IS NOT DISTINCT FROM $3::timestamptz AS "is_there!",
+                      now.amount AS "now?", now.valid_from IS NOT NULL AS "is_known!"
                FROM options o
                LEFT JOIN LATERAL price_in($1, o.option_id, coalesce($3::timestamptz, $4)) since ON true
                LEFT JOIN LATERAL price_in($1, o.option_id, $4) now ON true
