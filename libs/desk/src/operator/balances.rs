@@ -99,25 +99,6 @@ pub struct EntryLine {
     pub at: OffsetDateTime,
 }
 
-/// The last entries of an account, newest first.
-pub async fn last_entries(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    of_currency: Currency,
-    most: i64,
-) -> Result<Vec<EntryLine>> {
-    let rows = sqlx::query_as!(
-        EntryLine,
-        "SELECT number, kind, amount, balance, released, topup_id, extension_id, reference, reason, made_by, at
-         FROM account_entries WHERE partner_id = $1 AND currency = $2 ORDER BY number DESC LIMIT $3",
-        partner_id.uuid(),
-        of_currency.as_str(),
-        most,
-    );
-    let lines = rows.fetch_all(&mut *connection).await?;
-    Unflushed::of(lines).after_flush(connection).await
-}
-
 /// The entries of an account behind the number `after` and up to `to`, oldest first, at most `most`
 /// of them.
 pub async fn entries(
@@ -139,6 +120,36 @@ pub async fn entries(
     );
     let lines = rows.fetch_all(&mut *connection).await?;
     Unflushed::of(lines).after_flush(connection).await
+}
+
+/// An account with its last entries.
+#[derive(Clone, Debug, Serialize)]
+pub struct AccountWithEntries {
+    #[serde(flatten)]
+    pub account: AccountView,
+    /// Newest first. The first one has led to the balance of the account.
+    pub last_entries: Vec<EntryLine>,
+}
+
+/// The accounts of a partner by currency, with at most `most` of the last entries of each.
+pub async fn with_last_entries(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    most: i64,
+) -> Result<Vec<AccountWithEntries>> {
+    let mut all = Vec::new();
+    for account in accounts_of(&mut *connection, partner_id).await? {
+        // Entries are numbered without gaps, so their count is the number of the last one.
+        let last = account.entries;
+        let of = (partner_id, account.currency);
+        let mut last_entries = entries(&mut *connection, of, (last - most, last), most).await?;
+        last_entries.reverse();
+        all.push(AccountWithEntries {
+            account,
+            last_entries,
+        });
+    }
+    Ok(all)
 }
 
 /// Why an account was not changed.

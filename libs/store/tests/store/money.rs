@@ -115,10 +115,9 @@ impl Bench {
     /// The entries as pairs of kind and amount, the oldest first.
     async fn booked(&self, partner: PartnerId) -> Vec<(String, i64)> {
         let mut connection = self.connection().await;
-        let account = balances::accounts_of(&mut connection, partner).await;
-        let currency = account.unwrap().remove(0).currency;
-        let lines = balances::last_entries(&mut connection, partner, currency, 1000).await;
-        let lines = lines.unwrap().into_iter().rev();
+        let accounts = balances::with_last_entries(&mut connection, partner, 1000).await;
+        let lines = accounts.unwrap().remove(0).last_entries;
+        let lines = lines.into_iter().rev();
         lines.map(|line| (line.kind, line.amount)).collect()
     }
 

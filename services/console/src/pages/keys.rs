@@ -114,19 +114,14 @@ async fn money(
     session: &ConsoleSession,
 ) -> Result<Vec<Money>, Problem> {
     let reading = async |connection: &mut PgConnection| {
-        let mut all = Vec::new();
-        for account in balances::accounts_of(&mut *connection, partner).await? {
-            let code = account.currency;
-            let lines = balances::last_entries(&mut *connection, partner, code, ENTRIES).await?;
-            all.push((account, lines));
-        }
-        Ok::<_, pg::Error>(all)
+        balances::with_last_entries(connection, partner, ENTRIES).await
     };
     let all = app.database().run(reading).await?.into_iter();
-    let shown = all.map(|(account, lines)| {
+    let shown = all.map(|one| {
+        let account = one.account;
         let currency = account.currency;
         let amount = |minor| Amount { minor, currency }.to_string();
-        let lines = lines.into_iter();
+        let lines = one.last_entries.into_iter();
         Money {
             currency: currency.to_string(),
             balance: amount(account.balance),

@@ -10,7 +10,7 @@ use std::iter;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use desk::operator::{
-    balances::{self, AccountView, BookedEntry, Booking, CreditLimit, EntryLine},
+    balances::{self, AccountWithEntries, BookedEntry, Booking, CreditLimit, EntryLine},
     prices,
     words::counted,
 };
@@ -20,7 +20,6 @@ use runtime::{
     csv::{lines, table},
     terminal,
 };
-use serde::Serialize;
 use serde_json::json;
 
 use crate::{
@@ -197,28 +196,12 @@ pub async fn run(command: &AccountCommand, console: &Console) -> anyhow::Result<
     }
 }
 
-/// An account with its last entries.
-#[derive(Serialize)]
-struct ShownAccount {
-    #[serde(flatten)]
-    account: AccountView,
-    last_entries: Vec<EntryLine>,
-}
-
 async fn show(which: &PartnerArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let id = PartnerId::from(partner.partner_id);
     let price_list = prices::list_of(&mut connection, id).await?;
-    let mut accounts = Vec::new();
-    for account in balances::accounts_of(&mut connection, id).await? {
-        let entries = balances::last_entries(&mut connection, id, account.currency, SHOWN);
-        let last_entries = entries.await?;
-        accounts.push(ShownAccount {
-            account,
-            last_entries,
-        });
-    }
+    let accounts = balances::with_last_entries(&mut connection, id, SHOWN).await?;
     let shown = json!({
         "partner_id": id, "name": partner.name, "price_list": price_list, "accounts": accounts,
     });
@@ -228,7 +211,7 @@ async fn show(which: &PartnerArgs, console: &Console) -> anyhow::Result<()> {
             ("price list", or_dash(price_list.as_ref())),
         ]);
         let mut parts = vec![head];
-        parts.extend(accounts.iter().map(ShownAccount::text));
+        parts.extend(accounts.iter().map(account_text));
         if accounts.is_empty() {
             parts.push("It has no account; `esimctl account limit` opens one.".to_owned());
         }
@@ -236,22 +219,23 @@ async fn show(which: &PartnerArgs, console: &Console) -> anyhow::Result<()> {
     })
 }
 
-impl ShownAccount {
-    fn text(&self) -> String {
-        let account = &self.account;
-        let amount = |minor| in_currency(minor, account.currency);
-        let available = account.available.map(amount);
-        let head = properties(&[
-            ("account", account.currency.to_string()),
-            ("balance", amount(account.balance)),
-            ("held", amount(account.held)),
-            ("available", available.unwrap_or("any amount".to_owned())),
-            ("limit", limit_text(account.credit_limit, account.currency)),
-        ]);
-        let none = "It has no entries.";
-        let row = |entry: &EntryLine| entry_row(entry, account.currency);
-        format!("{head}\n\n{}", console::list(&self.last_entries, none, row))
-    }
+fn account_text(shown: &AccountWithEntries) -> String {
+    let account = &shown.account;
+    let amount = |minor| in_currency(minor, account.currency);
+    let available = account.available.map(amount);
+    let head = properties(&[
+        ("account", account.currency.to_string()),
+        ("balance", amount(account.balance)),
+        ("held", amount(account.held)),
+        ("available", available.unwrap_or("any amount".to_owned())),
+        ("limit", limit_text(account.credit_limit, account.currency)),
+    ]);
+    let none = "It has no entries.";
+    let row = |entry: &EntryLine| entry_row(entry, account.currency);
+    format!(
+        "{head}\n\n{}",
+        console::list(&shown.last_entries, none, row)
+    )
 }
 
 fn in_currency(minor: i64, currency: Currency) -> String {
