@@ -55,7 +55,8 @@ pub enum Measure {
     Refused,
     /// Those of them that were answered with a 5xx, by partner.
     Errors,
-    /// Those of them that were refused for what is in them, with another 4xx, by partner.
+    /// Those of them that were refused with another 4xx, because of what is in them, the limit of a
+    /// key or the balance, by partner.
     Invalid,
     /// Those of them that were refused for a limit of their partner, with a 429, by partner.
     Limited,

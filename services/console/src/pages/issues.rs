@@ -270,7 +270,7 @@ pub(crate) fn together(kind: &FindingKind, count: usize) -> Option<String> {
             FailureKind::Denied => format!("requests of {partners} are answered with a 401"),
             FailureKind::Refused => format!("orders of {partners} are refused by the provider"),
             FailureKind::Invalid => {
-                format!("orders of {partners} are refused for what is in them")
+                format!("orders of {partners} are refused with a 4xx")
             }
             FailureKind::Limited => format!("orders of {partners} are above a limit"),
         },

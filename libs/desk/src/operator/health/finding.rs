@@ -92,7 +92,7 @@ pub enum FailureKind {
     Denied,
     /// Orders get a 422, because the provider rejects them or cannot be reached.
     Refused,
-    /// Orders get another 4xx for what is in them.
+    /// Orders get another 4xx, because of what is in them, the limit of a key or the balance.
     Invalid,
     /// Orders get a 429.
     Limited,

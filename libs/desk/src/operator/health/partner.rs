@@ -187,7 +187,7 @@ fn requests_fail(how: FailureKind, failed: Option<u64>, ended_keys: &[EndedKey])
              was bought for them."
         }
         FailureKind::Errors | FailureKind::Invalid => {
-            "refused for what is in them; the code in the answer says what."
+            "refused with a 4xx. The code in each answer says why."
         }
     };
     format!("{them} {why}")

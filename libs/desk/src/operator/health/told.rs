@@ -234,7 +234,9 @@ impl FindingKind {
                         FailureKind::Refused => {
                             "are refused with a 422, because the provider rejects them or cannot be reached"
                         }
-                        FailureKind::Invalid => "are refused with a 4xx for what is in them",
+                        FailureKind::Invalid => {
+                            "are refused with a 4xx, because of what is in them, the limit of a key or the balance"
+                        }
                         FailureKind::Limited => "are refused with a 429, because they are above a limit",
                     },
                     minute(*last),
