@@ -17,6 +17,7 @@ NETWORKS = {
     "sandbox": {"provider", "observability"},
     "console": {"console", "data", "observability"},
     "proxy": {"edge"},
+    "esim-partner": {"edge"},
     "otel-collector": {"observability"},
     "jaeger": {"observability"},
     "prometheus": {"observability"},

@@ -13,7 +13,10 @@ free_port() {
 
 # `project_settings` sets a project and free ports of its own, so that a running system is not touched.
 project_settings() {
-  export COMPOSE_PROJECT_NAME=esim-test-$$ COMPOSE_FILE=$ROOT/docker-compose.yml IMAGES=esim-test VERSION=$$
+  export COMPOSE_PROJECT_NAME=esim-test-$$ COMPOSE_FILE=$ROOT/docker-compose.yml VERSION=$$
+  # The images are named as those of a release are, which a registry has.
+  start_registry "$WORK/registry" "$(free_port $((${COMPOSE_PORT:-17080} - 30)))"
+  export IMAGES=$REGISTRY/esim
   PORT=$(free_port "${COMPOSE_PORT:-17080}")
   export PUBLISH=127.0.0.1:$PORT PUBLIC_URL=http://127.0.0.1:$PORT
   CONSOLE_PUBLISH=127.0.0.1:$(free_port $((PORT + 1)))
@@ -75,12 +78,27 @@ bring_up() {
   docker compose -f "$ROOT/docker-compose.yml" -f "$ROOT/deploy/compose.console-keys.yml" --profile observability --profile tools \
     config --format json >"$LOGS/keys.json" || fail "deploy/compose.console-keys.yml is not valid"
   python3 -B "$ROOT/tests/compose/config.py" <"$LOGS/keys.json" || fail "deploy/compose.console-keys.yml connects or shares too much"
-  docker compose up --wait --no-build --pull never --quiet-pull 2>"$LOGS/up.log" || { tail -n 20 "$LOGS/up.log" >&2 && fail "docker compose up --wait failed"; }
+  from_the_registry
   for service in postgres nats sandbox provisioner notifier ingress proxy; do
     is_healthy "$(container "$service")" || fail "$service is not healthy after up --wait"
   done
   answers_http "http://127.0.0.1:$PORT/qr/LPA%3A1%24smdp.example%24A/300" || fail "the proxy doesn't reach ingress"
   GATEWAY=$(docker network inspect --format '{{range .IPAM.Config}}{{.Gateway}}{{end}}' "${COMPOSE_PROJECT_NAME}_outbound")
+}
+
+# `from_the_registry`: what a user does with a release. The images are pushed and forgotten here, and one command pulls them,
+# starts the system and verifies a webhook.
+from_the_registry() {
+  local program images=()
+  for program in "${PROGRAMS[@]}"; do
+    docker push --quiet "$IMAGES/$program:$VERSION" >>"$LOGS/compose.log" 2>&1 || fail "$program cannot be pushed to the registry on this machine"
+    images+=("$IMAGES/$program:$VERSION")
+  done
+  docker image rm "${images[@]}" >>"$LOGS/compose.log" || fail "an image that was pushed is still in use"
+  deploy/try --images "$IMAGES" --version "$VERSION" >"$LOGS/try" 2>"$LOGS/up.log" || { tail -n 20 "$LOGS/up.log" >&2 && fail "deploy/try failed"; }
+  grep -q ': signature valid$' "$LOGS/try" || fail "deploy/try has verified no webhook: $(cat "$LOGS/try")"
+  say "from the registry: $(grep 'a webhook was verified' "$LOGS/up.log")"
+  docker image inspect "${images[@]}" >/dev/null || fail "deploy/try has left out an image"
 }
 
 # Starts early, so that it has found every target when it is queried.
@@ -160,7 +178,7 @@ answers_as() {
 
 # `esimctl_wrappers BIN_DIR`: a folder for BIN_DIR whose esimctl runs in the container.
 esimctl_wrappers() {
-  WRAPPERS=$WORK/bin TOOLS=$1
+  WRAPPERS=$WORK/bin BUILT=$1
   mkdir -p "$WRAPPERS"
   cat >"$WRAPPERS/esimctl" <<WRAPPER
 #!/usr/bin/env bash
@@ -219,7 +237,7 @@ specification() {
 load_begins() {
   environment
   REPORT=$LOGS/load-$PHASE
-  "$TOOLS/load" --base-url "$BASE_URL" --database-url "$DATABASE_URL" --run-dir "$WORK" --rate "${RATE:-10}" --seconds 600 \
+  "$BUILT/load" --base-url "$BASE_URL" --database-url "$DATABASE_URL" --run-dir "$WORK" --rate "${RATE:-10}" --seconds 600 \
     --connections 16 --partners 2 --patience 60s --json >"$REPORT.json" 2>"$REPORT.log" &
   LOAD=$!
   until_true 'the first order of the load' sold_more "$(sold)"
@@ -428,5 +446,5 @@ say_how_to_look() {
   export COMPOSE_PROJECT_NAME=$COMPOSE_PROJECT_NAME COMPOSE_FILE=$COMPOSE_FILE ${DOCKER_HOST:+DOCKER_HOST=$DOCKER_HOST}
   docker compose ps
 and to end it:
-  docker compose down --volumes${ENGINE_PID:+; kill $ENGINE_PID}; rm -r $WORK"
+  docker compose down --volumes; kill $REGISTRY_PID ${ENGINE_PID-}; rm -r $WORK"
 }

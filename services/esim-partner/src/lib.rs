@@ -128,6 +128,7 @@ const OPTIONS_EXAMPLES: &str = "Examples:
   esim-partner options --unlimited true --min-days 7 --max-days 30";
 
 const LISTEN_EXAMPLES: &str = "Examples:
+  esim-partner listen                                    checks each signature itself
   esim-partner listen --forward-to http://localhost:3000/hook
   esim-partner listen --forward-to http://localhost:3000/hook --since 10m --count 1";
 
@@ -239,7 +240,7 @@ enum AccountCommand {
     /// List the options that you may order, one page at a time
     #[command(after_help = OPTIONS_EXAMPLES)]
     Options(Options),
-    /// Forward the webhooks of a sandbox account to an endpoint on this machine
+    /// Check the webhooks of a sandbox account, or forward them to an endpoint on this machine
     ///
     /// You need neither a tunnel nor a webhook URL for it. A forwarded webhook has the body and the
     /// `webhook-id` of the real one, and its signature covers the current time, as in each attempt

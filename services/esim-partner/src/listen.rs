@@ -3,7 +3,7 @@
 //! `listen` asks the service for the webhooks of a sandbox account (`GET /webhook/listen`, a long
 //! poll) and posts each one to the endpoint, with the body and headers that the service made. It
 //! forwards each webhook once and does not retry, because the developer who watches can send it
-//! again. `redeliver --forward-to` signs one webhook here, with the account's own secret. Neither
+//! again. Without an endpoint it checks their signatures itself. `redeliver --forward-to` signs one webhook here, with the account's own secret. Neither
 //! changes anything at the service: the account's deliveries go on as if nobody listened. Only ids,
 //! statuses and times are printed, never activation codes, and of the endpoint's URL neither the
 //! password nor the query.
@@ -25,6 +25,7 @@ use reqwest::{Url, header::HeaderValue};
 use runtime::terminal::{one_line, print, say};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
+use signing::webhook::Secret;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::account::{self, ApiClient, UNEXPECTED, encoded};
@@ -38,6 +39,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The timeout of a webhook. It is the default of the service, so that an endpoint that is too slow
 /// here is also too slow there.
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// How far from now the time of a webhook may be, as the partner guide says it.
+const TOLERANCE: Duration = Duration::from_mins(5);
 /// The headers of a webhook that are forwarded.
 const FORWARDED: [&str; 5] = [
     "content-type",
@@ -52,8 +55,11 @@ const SHOWN: usize = 300;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Listen {
     /// The endpoint that gets the webhooks, such as `http://localhost:3000/hook`
+    ///
+    /// Without it nothing is sent on: the signature of each webhook is checked with
+    /// WEBHOOK_SECRET, as your endpoint has to do it, and the result is printed.
     #[arg(long, value_name = "URL", value_parser = endpoint)]
-    forward_to: Url,
+    forward_to: Option<Url>,
     /// Also forward the webhooks of eSIMs that became ready, and the events, within this time, such
     /// as `10m`
     ///
@@ -62,8 +68,8 @@ pub(crate) struct Listen {
     since: Option<Duration>,
     /// End after this many webhooks
     ///
-    /// The exit status is 0 if the endpoint acknowledged all of them, and otherwise 1, so that a
-    /// test can check it.
+    /// The exit status is 0 if the endpoint acknowledged all of them, or all signatures are valid,
+    /// and otherwise 1, so that a test can check it.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
@@ -94,11 +100,14 @@ struct Page {
 }
 
 impl Listen {
-    /// Forwards webhooks until the program is interrupted, or until `count` of them were forwarded.
-    /// Returns whether all were acknowledged. A temporary failure of the service is only printed
+    /// Takes webhooks until the program is interrupted, or until `count` of them came. Returns
+    /// whether all were acknowledged, or have a valid signature. A temporary failure of the service is only printed
     /// and tried again, because a developer leaves this running for hours.
     pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
-        let http = account::http(&self.forward_to, TIMEOUT)?;
+        let taker = match &self.forward_to {
+            Some(url) => Taker::Endpoint(account::http(url, TIMEOUT)?, url),
+            None => Taker::Check(account.webhook_secret()?),
+        };
         let mut query = "wait=0".to_owned();
         if let Some(since) = self.since {
             let since = time::Duration::try_from(since).ok();
@@ -106,7 +115,7 @@ impl Listen {
             let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH).format(&Rfc3339)?;
             query = format!("wait=0&created_after={}", encoded(&at));
         }
-        let mut forwarded = 0;
+        let mut taken = 0;
         let mut failed = 0;
         let mut began = false;
         let mut pause = Duration::from_secs(1);
@@ -131,29 +140,103 @@ impl Listen {
             };
             pause = Duration::from_secs(1);
             if !began {
-                say(format_args!(
-                    "Forwarding webhooks to {}. Press Ctrl-C to end",
-                    shown(&self.forward_to)
-                ));
+                match taker {
+                    Taker::Endpoint(_, url) => say(format_args!(
+                        "Forwarding webhooks to {}. Press Ctrl-C to end",
+                        shown(url)
+                    )),
+                    Taker::Check(_) => {
+                        say("Checking the signatures of webhooks. Press Ctrl-C to end");
+                    }
+                }
                 began = true;
             }
-            let left = self.count.map(|count| count - forwarded);
+            let left = self.count.map(|count| count - taken);
             let most = left.map_or(usize::MAX, |left| {
                 usize::try_from(left).unwrap_or(usize::MAX)
             });
             let mut results = stream::iter(page.webhooks.iter().take(most))
-                .map(|webhook| forward(&http, &self.forward_to, webhook))
+                .map(|webhook| taker.take(webhook))
                 .buffer_unordered(AT_ONCE);
-            while let Some(acknowledged) = results.next().await {
-                forwarded += 1;
-                failed += u64::from(!acknowledged?);
+            while let Some(well) = results.next().await {
+                taken += 1;
+                failed += u64::from(!well?);
             }
-            if self.count == Some(forwarded) {
+            if self.count == Some(taken) {
                 return Ok(failed == 0);
             }
             query = format!("wait={WAIT}&cursor={}", encoded(&page.next_cursor));
         }
     }
+}
+
+/// What takes the webhooks: an endpoint, or this program, which only checks them.
+enum Taker<'a> {
+    Endpoint(reqwest::Client, &'a Url),
+    Check(Secret),
+}
+
+impl Taker<'_> {
+    /// Returns whether the webhook was acknowledged, or has a valid signature.
+    async fn take(&self, webhook: &Webhook) -> anyhow::Result<bool> {
+        match self {
+            Self::Endpoint(http, url) => forward(http, url, webhook).await,
+            Self::Check(secret) => check(secret, webhook),
+        }
+    }
+}
+
+impl Webhook {
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.headers.iter();
+        let found = headers.find(|(given, _)| given.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// Its id, or nothing if the service cannot have sent it; that is said.
+    fn id(&self) -> Option<WebhookId> {
+        let id = self.header("webhook-id").and_then(|id| id.parse().ok());
+        if id.is_none() {
+            say(
+                "A webhook without a valid webhook-id was left out, because the service sends no such: check BASE_URL",
+            );
+        }
+        id
+    }
+
+    /// What it is about: a webhook of an eSIM names its order, and an event its type.
+    fn subject(&self) -> String {
+        let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
+        let names = ["external_order_id", "type"].map(|field| body[field].as_str());
+        names.into_iter().flatten().next().unwrap_or_default().to_owned()
+    }
+}
+
+/// Checks signature and time as an endpoint has to do it, and prints the result. Returns whether
+/// both are valid.
+fn check(secret: &Secret, webhook: &Webhook) -> anyhow::Result<bool> {
+    let Some(id) = webhook.id() else {
+        return Ok(false);
+    };
+    let subject = webhook.subject();
+    let timestamp = webhook.header("webhook-timestamp");
+    let timestamp: i64 = timestamp.and_then(|text| text.parse().ok()).unwrap_or(0);
+    let signatures = webhook.header("webhook-signature").unwrap_or_default();
+    if !secret.verify(&id.to_string(), timestamp, webhook.body.as_bytes(), signatures) {
+        print(format!("{id} {subject:?}: signature not valid"))?;
+        say(
+            "WEBHOOK_SECRET is not the one of this account. Run `esim-partner login` with all its keys",
+        );
+        return Ok(false);
+    }
+    let off = runtime::clock::unix_seconds().abs_diff(timestamp);
+    if off > TOLERANCE.as_secs() {
+        print(format!("{id} {subject:?}: signature valid, but {off} s off"))?;
+        say("Your endpoint would refuse it. Set the clock of this machine");
+        return Ok(false);
+    }
+    print(format!("{id} {subject:?}: signature valid"))?;
+    Ok(true)
 }
 
 /// The URL without user name, password, query and fragment, which may be secrets.
@@ -177,19 +260,12 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
             concat!("esim-partner/", env!("CARGO_PKG_VERSION")),
         )
         .body(webhook.body.clone());
-    let header = |name: &str| {
-        let mut headers = webhook.headers.iter();
-        headers.find(|(given, _)| given.eq_ignore_ascii_case(name))
-    };
-    let id = header("webhook-id").and_then(|(_, id)| id.parse::<WebhookId>().ok());
-    let Some(id) = id else {
-        say(
-            "A webhook without a valid webhook-id was not forwarded, because the service sends no such: check BASE_URL",
-        );
+    let Some(id) = webhook.id() else {
         return Ok(false);
     };
     for name in FORWARDED {
-        let value = header(name).and_then(|(_, value)| HeaderValue::from_str(value).ok());
+        let value = webhook.header(name);
+        let value = value.and_then(|value| HeaderValue::from_str(value).ok());
         if let Some(value) = value {
             request = request.header(name, value);
         }
@@ -197,10 +273,7 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     let began = Instant::now();
     let answered = request.send().await;
     let took = began.elapsed().as_millis();
-    let body: Value = serde_json::from_str(&webhook.body).unwrap_or_default();
-    // A webhook of an eSIM names its order, and an event its type.
-    let subject = ["external_order_id", "type"].map(|field| body[field].as_str());
-    let subject = subject.into_iter().flatten().next().unwrap_or_default();
+    let subject = webhook.subject();
     let (acknowledged, outcome) = match answered {
         Ok(answer) => (
             answer.status().is_success(),

@@ -86,6 +86,30 @@ async fn listen_forwards_what_the_webhook_url_gets() {
 }
 
 #[tokio::test]
+async fn without_an_endpoint_listen_checks_the_signatures_itself() {
+    let stack = Stack::start().await.unwrap();
+    let mut partner = stack.create_partner("sandbox", None).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let order = tool.json(&["trigger", "ready"]).await.unwrap();
+    let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
+    let arguments = ["listen", "--since", "10m", "--count", "1"];
+    let shown = tool.text(&arguments).await.unwrap();
+    assert!(
+        shown.starts_with(topup_id) && shown.ends_with(": signature valid\n"),
+        "{shown}"
+    );
+    // The secret of another account.
+    partner.webhook_secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let output = tool.run(&arguments).await.unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(shown.ends_with(": signature not valid\n"), "{shown}");
+    assert!(said.contains("WEBHOOK_SECRET"), "{said}");
+}
+
+#[tokio::test]
 async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let stack = Stack::start().await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
