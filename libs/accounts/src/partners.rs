@@ -8,7 +8,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{Environment, PartnerId};
+use domain::{Environment, PartnerId, Right};
 use pg::{Result, Transaction, TransactionEnd, age, seconds, signed, transaction, unsigned};
 use signing::{SecretKey, webhook};
 use sqlx::PgConnection;
@@ -470,8 +470,12 @@ pub async fn rotate_keys(
 pub struct EndedKeys {
     /// The access keys that work no more.
     pub ended: Vec<String>,
-    /// The one that goes on, if there is one.
+    /// The one that orders can go on with, if there is one: one of the first ones, or the oldest
+    /// further one that may order.
     pub goes_on: Option<String>,
+    /// The names of the further keys that work on. The partner has to look through them, because
+    /// whoever had the ended key may have made one.
+    pub further: Vec<String>,
 }
 
 /// Ends keys of a partner at once, because they are in wrong hands: the one with this access key,
@@ -494,9 +498,10 @@ pub async fn end_keys(
     };
     let is_leaked = |key: &String| leaked.is_none_or(|leaked| leaked == key);
     let valid = [&keys.current, &keys.old].into_iter().flatten();
-    let (first, mut left): (Vec<&String>, Vec<&String>) = valid.partition(|key| is_leaked(key));
+    let (first, left): (Vec<&String>, Vec<&String>) = valid.partition(|key| is_leaked(key));
     let further = keys::end(transaction, partner_id, leaked).await?;
-    let goes_on = left.pop().cloned();
+    // The current one, if both are left.
+    let goes_on = left.into_iter().next().cloned();
     let is_first = !first.is_empty();
     let ended: Vec<String> = first.into_iter().cloned().chain(further).collect();
     if ended.is_empty() {
@@ -518,7 +523,7 @@ pub async fn end_keys(
     ended_of(transaction, partner_id, ended, goes_on).await
 }
 
-/// The keys that were ended. If none of the first ones goes on, a further one may.
+/// The keys that were ended. If none of the first ones goes on, a further one that may order does.
 async fn ended_of(
     transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
@@ -526,8 +531,16 @@ async fn ended_of(
     first: Option<String>,
 ) -> Result<Option<EndedKeys>> {
     let further = keys::list(transaction, partner_id, None).await?;
-    let goes_on = first.or(further.into_iter().next().map(|key| key.access_key));
-    Ok(Some(EndedKeys { ended, goes_on }))
+    let orders = |key: &&keys::FurtherKey| {
+        let mut rights = key.rights.iter();
+        rights.any(|right| right == Right::Order.as_str())
+    };
+    let goes_on = first.or_else(|| Some(further.iter().find(orders)?.access_key.clone()));
+    Ok(Some(EndedKeys {
+        ended,
+        goes_on,
+        further: further.into_iter().map(|key| key.name).collect(),
+    }))
 }
 
 /// Reads the credentials of the partners that match a condition.

@@ -97,3 +97,18 @@ async fn record_change(
     let action = Action::of_partner(command, &target);
     Ok(actions::record(transaction, action, 1, changed).await?)
 }
+
+/// The same of a change of keys, with the access key that signed the request: after a leak it says
+/// which key made another one.
+async fn record_change_of_keys(
+    transaction: &mut Transaction<'_>,
+    command: Command,
+    partner_id: PartnerId,
+    signed_by: &str,
+    changed: ActionChange,
+) -> Result<()> {
+    let target = format!("partner {partner_id}");
+    let mut action = Action::of_partner(command, &target);
+    action.actor.source = Some(signed_by);
+    Ok(actions::record(transaction, action, 1, changed).await?)
+}

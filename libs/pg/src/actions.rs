@@ -38,8 +38,8 @@ pub struct Actor<'a> {
     /// The operator's name, or `partner`.
     pub name: &'a str,
     pub via: Via,
-    /// The address of the browser. For `esimctl` it is the address that the database sees, so none
-    /// is given.
+    /// The address of the browser, or the access key that signed the request of a partner. For
+    /// `esimctl` it is the address that the database sees, so none is given.
     pub source: Option<&'a str>,
 }
 
@@ -227,7 +227,8 @@ pub struct RecordedAction {
     pub reason: String,
     /// `esimctl`, `console` or `api`; `None` if the database recorded it itself.
     pub via: Option<String>,
-    /// The address of the browser, or from which the database saw `esimctl`.
+    /// The address of the browser, or from which the database saw `esimctl`; of a partner's change
+    /// of its keys the access key that signed it.
     pub source: Option<String>,
     /// What was changed, as JSON without secrets.
     pub before: Option<String>,

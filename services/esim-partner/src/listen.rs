@@ -57,7 +57,7 @@ pub(crate) struct Listen {
     /// The endpoint that gets the webhooks, such as `http://localhost:3000/hook`
     ///
     /// Without it nothing is sent on: the signature of each webhook is checked with
-    /// WEBHOOK_SECRET, as your endpoint has to do it, and the result is printed.
+    /// `WEBHOOK_SECRET`, as your endpoint has to do it, and the result is printed.
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     forward_to: Option<Url>,
     /// Also forward the webhooks of eSIMs that became ready, and the events, within this time, such
@@ -208,7 +208,12 @@ impl Webhook {
     fn subject(&self) -> String {
         let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
         let names = ["external_order_id", "type"].map(|field| body[field].as_str());
-        names.into_iter().flatten().next().unwrap_or_default().to_owned()
+        names
+            .into_iter()
+            .flatten()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -222,7 +227,12 @@ fn check(secret: &Secret, webhook: &Webhook) -> anyhow::Result<bool> {
     let timestamp = webhook.header("webhook-timestamp");
     let timestamp: i64 = timestamp.and_then(|text| text.parse().ok()).unwrap_or(0);
     let signatures = webhook.header("webhook-signature").unwrap_or_default();
-    if !secret.verify(&id.to_string(), timestamp, webhook.body.as_bytes(), signatures) {
+    if !secret.verify(
+        &id.to_string(),
+        timestamp,
+        webhook.body.as_bytes(),
+        signatures,
+    ) {
         print(format!("{id} {subject:?}: signature not valid"))?;
         say(
             "WEBHOOK_SECRET is not the one of this account. Run `esim-partner login` with all its keys",
@@ -231,7 +241,9 @@ fn check(secret: &Secret, webhook: &Webhook) -> anyhow::Result<bool> {
     }
     let off = runtime::clock::unix_seconds().abs_diff(timestamp);
     if off > TOLERANCE.as_secs() {
-        print(format!("{id} {subject:?}: signature valid, but {off} s off"))?;
+        print(format!(
+            "{id} {subject:?}: signature valid, but {off} s off"
+        ))?;
         say("Your endpoint would refuse it. Set the clock of this machine");
         return Ok(false);
     }

@@ -309,6 +309,33 @@ pub async fn ended_in_use(
     Ok(query.fetch_all(connection).await?)
 }
 
+/// A key of a partner that has ended, as its page shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastKey {
+    /// The name of a further key; `None` of a first one.
+    pub name: Option<String>,
+    pub access_key: String,
+    pub ended_at: OffsetDateTime,
+    /// When requests named it after its end: the first time, and the last time to the minute.
+    pub used_since: Option<OffsetDateTime>,
+    pub used_at: Option<OffsetDateTime>,
+}
+
+/// The keys of a partner that have ended, the last one first. Of each partner the newest 20 are
+/// kept.
+pub async fn ended_of(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Vec<PastKey>> {
+    let query = sqlx::query_as!(
+        PastKey,
+        "SELECT name, access_key, ended_at, used_since, used_at FROM ended_keys
+         WHERE partner_id = $1 ORDER BY ended_at DESC, access_key",
+        partner_id.uuid(),
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
 /// Notes that requests named these ended keys just now. What was noted less than a minute ago
 /// stays. A key whose overlap is over becomes a row here; nobody else can add one.
 pub async fn ended_used(connection: &mut PgConnection, access_keys: &[String]) -> Result<()> {

@@ -4,7 +4,8 @@
 //! placement or topup id, an ICCID (with blanks or dashes between its digits, with or without its
 //! check digit), the provider's number of a purchase or of a unit, and the id or access key of a
 //! partner. Ids of units are indexed together with their provider, so these look-ups go through all
-//! known providers. Refused requests are found by their external order id or request id, too. If no
+//! known providers. A partner is found by each of its keys, also by those that have ended, because
+//! whoever reports a leak has nothing else. Refused requests are found by their external order id or request id, too. If no
 //! order has the id as it is, those are found whose order, placement or topup id or ICCID begins
 //! with it; and of the newest orders, those whose external order id does, because a prefix of that
 //! has no index, which each order would have to write. For the same reason the trace id of a
@@ -93,6 +94,31 @@ pub struct PartnerHit {
     pub partner_id: Uuid,
     pub name: String,
     pub environment: String,
+    /// The key that it was found by, if that is not the current first one.
+    pub key: Option<KeyHit>,
+}
+
+/// A key that a partner was found by.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KeyHit {
+    pub access_key: String,
+    /// The name of a further key; `None` of a first one.
+    pub name: Option<String>,
+    /// When it ended, if it has.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ended_at: Option<OffsetDateTime>,
+}
+
+impl KeyHit {
+    /// What it is, such as `its further key “checkout”`.
+    pub fn described(&self) -> String {
+        match (&self.name, self.ended_at) {
+            (Some(name), None) => format!("its further key “{name}”"),
+            (Some(name), Some(_)) => format!("its further key “{name}”, which has ended"),
+            (None, None) => "its key before the last change of keys".to_owned(),
+            (None, Some(_)) => "an earlier key of its, which has ended".to_owned(),
+        }
+    }
 }
 
 /// What was found.
@@ -329,11 +355,23 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
     };
     // Partners are few, so their names have no index.
     let query = sqlx::query!(
-        r#"SELECT partner_id, name, environment, count(*) OVER () AS "total!" FROM partners
-         WHERE partner_id = $1 OR partner_id BETWEEN $4 AND $5 OR access_key = $2 OR old_access_key = $2
-            OR (length($2) >= $6 AND starts_with(access_key, $2))
-            OR (length($2) >= 2 AND strpos(lower(name), lower($2)) > 0) OR lower(name) = lower($2)
-         ORDER BY lower(name) = lower($2) DESC, name, partner_id LIMIT $3"#,
+        r#"WITH keys (partner_id, access_key, name, ended_at) AS (
+               SELECT partner_id, old_access_key, NULL, NULL::timestamptz FROM partners WHERE old_access_key IS NOT NULL
+               UNION ALL SELECT partner_id, access_key, name, NULL FROM partner_keys
+               UNION ALL SELECT partner_id, access_key, name, ended_at FROM ended_keys
+           )
+           SELECT p.partner_id AS "partner_id!", p.name AS "name!", p.environment AS "environment!",
+                  k.access_key AS "access_key?", k.name AS "key_name?", k.ended_at AS "ended_at?", count(*) OVER () AS "total!"
+           FROM partners p
+           LEFT JOIN LATERAL (
+               SELECT access_key, name, ended_at FROM keys
+               WHERE keys.partner_id = p.partner_id AND length($2) >= $6 AND starts_with(access_key, $2)
+               ORDER BY access_key LIMIT 1
+           ) k ON true
+           WHERE p.partner_id = $1 OR p.partner_id BETWEEN $4 AND $5 OR k.access_key IS NOT NULL
+              OR (length($2) >= $6 AND starts_with(p.access_key, $2))
+              OR (length($2) >= 2 AND strpos(lower(p.name), lower($2)) > 0) OR lower(p.name) = lower($2)
+           ORDER BY lower(p.name) = lower($2) DESC, p.name, p.partner_id LIMIT $3"#,
         uuid,
         id,
         MOST,
@@ -347,6 +385,11 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> 
             partner_id: row.partner_id,
             name: row.name,
             environment: row.environment,
+            key: row.access_key.map(|access_key| KeyHit {
+                access_key,
+                name: row.key_name,
+                ended_at: row.ended_at,
+            }),
         });
     }
     hits.refused = refused::find(connection, id).await?;

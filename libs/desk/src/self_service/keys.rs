@@ -9,7 +9,7 @@ use pg::{Result, Transaction, TransactionEnd, actions::ActionChange, transaction
 use sqlx::PgConnection;
 use vault::Vault;
 
-use super::record_change;
+use super::record_change_of_keys;
 
 /// What became of a change of a key that another key has signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,14 @@ pub async fn create_key(
         }
         let after = shown(transaction, partner_id, new.key_id).await?;
         let changed = ActionChange::created(after);
-        record_change(transaction, Command::KeyCreate, partner_id, changed).await?;
+        record_change_of_keys(
+            transaction,
+            Command::KeyCreate,
+            partner_id,
+            signed_by,
+            changed,
+        )
+        .await?;
         Ok(TransactionEnd::Commit(KeyChanged::Done))
     })
 }
@@ -89,7 +96,7 @@ pub async fn change_key(
         keys::change(transaction, partner_id, key_id, name, &wanted).await?;
         let after = shown(transaction, partner_id, key_id).await?;
         let changed = ActionChange::between(before.shown(), after);
-        record_change(transaction, Command::KeySet, partner_id, changed).await?;
+        record_change_of_keys(transaction, Command::KeySet, partner_id, signed_by, changed).await?;
         Ok(TransactionEnd::Commit(KeyChanged::Done))
     })
 }
@@ -98,6 +105,7 @@ pub async fn change_key(
 pub async fn end_key(
     connection: &mut PgConnection,
     partner_id: PartnerId,
+    signed_by: &str,
     key_id: KeyId,
 ) -> Result<KeyChanged> {
     transaction!(connection, "keys::end_key", |transaction| {
@@ -107,7 +115,7 @@ pub async fn end_key(
         };
         keys::end(transaction, partner_id, Some(&before.access_key)).await?;
         let changed = ActionChange::removed(before.shown());
-        record_change(transaction, Command::KeyEnd, partner_id, changed).await?;
+        record_change_of_keys(transaction, Command::KeyEnd, partner_id, signed_by, changed).await?;
         Ok(TransactionEnd::Commit(KeyChanged::Done))
     })
 }

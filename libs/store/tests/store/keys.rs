@@ -9,6 +9,7 @@ use accounts::partners::{
 };
 use desk::{
     master_key,
+    operator::search,
     self_service::{self, KeyChanged},
 };
 use domain::{KeyId, KeyTerms, PartnerId, Right, partner_key::NotGiven};
@@ -16,7 +17,7 @@ use pg::Transaction;
 use signing::SecretKey;
 use store::orders::{self, Inserted, LimitedKey, NewOrder};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, committed, execute, order, vault};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, Told, VAULT, committed, execute, order, vault};
 
 fn secret() -> SecretKey {
     SecretKey::from_bytes(vec![7; 32]).unwrap()
@@ -399,4 +400,98 @@ async fn the_newest_ended_keys_of_a_partner_are_kept_and_none_of_an_erased_one()
     .await;
     execute(&mut connection, "DELETE FROM partner_keys").await;
     assert_eq!(ended(&bench, partner).await.0, [""; 0]);
+}
+
+/// Whoever reports a leak has the access key and nothing else.
+#[tokio::test]
+async fn a_partner_is_found_by_each_of_its_keys_and_told_which_one_goes_on() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    make(&bench, partner, "ak_further").await;
+    let mut connection = bench.connection().await;
+    let first: String = sqlx::query_scalar("SELECT access_key FROM partners WHERE partner_id = $1")
+        .bind(partner.uuid())
+        .fetch_one(&mut *connection)
+        .await
+        .unwrap();
+    let described = async |key: &str| {
+        let mut console = bench.as_role("console").await;
+        let hits = search::find(&mut console, key).await;
+        let hits = hits.told(&mut console).await;
+        assert_eq!(hits.partners.len(), 1, "{key}: {hits:?}");
+        assert_eq!(hits.partners[0].partner_id, partner.uuid());
+        let key = hits.partners[0].key.as_ref();
+        key.map(search::KeyHit::described)
+    };
+    assert_eq!(described(&first).await, None);
+    let further = "its further key “a program”";
+    assert_eq!(described("ak_further").await.as_deref(), Some(further));
+    // The beginning of a key is enough.
+    assert_eq!(described("ak_furt").await.as_deref(), Some(further));
+
+    let end = async |key: &str| {
+        let mut connection = bench.connection().await;
+        let end = async |transaction: &mut Transaction<'_>| {
+            partners::end_keys(transaction, partner, Some(key)).await
+        };
+        committed(&mut connection, end).await.unwrap().unwrap()
+    };
+    make(&bench, partner, "ak_second").await;
+    execute(
+        &mut connection,
+        "UPDATE partner_keys SET rights = '{read}' WHERE access_key = 'ak_second'",
+    )
+    .await;
+    let ended = end("ak_further").await;
+    assert_eq!(ended.goes_on.as_deref(), Some(&*first));
+    assert_eq!(ended.further, ["a program"]);
+    let had = "its further key “a program”, which has ended";
+    assert_eq!(described("ak_further").await.as_deref(), Some(had));
+    // The key that is left may only read, so it is none that orders go on with.
+    let ended = end(&first).await;
+    assert_eq!(
+        (ended.goes_on, ended.further),
+        (None, vec!["a program".to_owned()])
+    );
+    let had = "an earlier key of its, which has ended";
+    assert_eq!(described(&first).await.as_deref(), Some(had));
+    let past = keys::ended_of(&mut connection, partner).await.unwrap();
+    let past: Vec<&str> = past.iter().map(|key| &*key.access_key).collect();
+    assert_eq!(past.len(), 2);
+    assert!(
+        past.contains(&"ak_further") && past.contains(&&*first),
+        "{past:?}"
+    );
+}
+
+/// After a leak the record says which key made another one.
+#[tokio::test]
+async fn a_change_of_keys_records_the_key_that_signed_it() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key_id = make(&bench, partner, "ak_further").await;
+    execute(
+        &mut *bench.connection().await,
+        "UPDATE partner_keys SET rights = '{order,keys}'",
+    )
+    .await;
+    let mut connection = bench.connection().await;
+    let update = KeyUpdate {
+        name: Some("renamed".to_owned()),
+        ..KeyUpdate::default()
+    };
+    let changed =
+        self_service::change_key(&mut connection, partner, "ak_further", key_id, &update).await;
+    assert_eq!(changed.unwrap(), KeyChanged::Done);
+    let ended = self_service::end_key(&mut connection, partner, "ak_further", key_id).await;
+    assert_eq!(ended.unwrap(), KeyChanged::Done);
+    let sources: Vec<Option<String>> =
+        sqlx::query_scalar("SELECT source FROM operator_actions ORDER BY action_id")
+            .fetch_all(&mut *connection)
+            .await
+            .unwrap();
+    assert_eq!(
+        sources,
+        [Some("ak_further".to_owned()), Some("ak_further".to_owned())]
+    );
 }

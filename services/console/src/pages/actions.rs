@@ -122,7 +122,18 @@ async fn read(
         FilterChoice::Nobody(_) => Vec::new(),
         FilterChoice::All | FilterChoice::One(_) => {
             let most = u32::try_from(looked).unwrap_or(u32::MAX);
-            actions::list(&mut *connection, &filter, most).await?
+            let mut listed = actions::list(&mut *connection, &filter, most).await?;
+            // Of one partner its own changes belong to the story, for example a key that it made.
+            if partner.is_some() && filter.operator.is_none() {
+                let own = ActionFilter {
+                    operator: Some(actions::PARTNER),
+                    ..filter
+                };
+                listed.extend(actions::list(&mut *connection, &own, most).await?);
+                listed.sort_by_key(|one| std::cmp::Reverse(one.at));
+                listed.truncate(looked);
+            }
+            listed
         }
     };
     let is_full = found.len() == looked;
@@ -249,6 +260,7 @@ fn row(action: RecordedAction, names: &HashMap<Uuid, String>, times: &Times) -> 
         at: times.clock(action.at),
         change: change.collect::<Vec<_>>().join("\n"),
         from: match (action.via, action.source) {
+            (Some(via), Some(key)) if via == API => format!("{via} with {key}"),
             (Some(via), Some(source)) => format!("{via} at {source}"),
             (Some(via), None) => via,
             (None, _) => action.database_role,

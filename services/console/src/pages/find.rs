@@ -300,10 +300,14 @@ async fn read(
     });
     let meant = meant.chain(meant_refused).collect();
     let partners = found.partners.into_iter().map(|partner| HitRow {
-        path: format!("/partners/{}", partner.partner_id),
+        // Whoever asks for a key wants to know what it may do, or to end it.
+        path: match &partner.key {
+            Some(_) => format!("/partners/{}/access", partner.partner_id),
+            None => format!("/partners/{}", partner.partner_id),
+        },
         by: "partner",
         partner: partner.environment,
-        products: String::new(),
+        products: partner.key.map(|key| key.described()).unwrap_or_default(),
         state: "",
         class: "",
         at: TimeElement::default(),

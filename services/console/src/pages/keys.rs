@@ -1,13 +1,13 @@
 //! The keys, the account, the limits and the balance of a partner, and the acts on them
 //! ([`super::partner_acts`], [`super::rotation`] and [`super::account`]).
 
-use accounts::partners::keys::{self as stored, EndedKey, FurtherKey};
+use accounts::partners::keys::{self as stored, FurtherKey, PastKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::balances::{self, CreditLimit, EntryLine};
 use domain::{Amount, Command, Environment, PartnerId, money::EntryKind, product::Currency};
 use pg::{PgConnection, Transaction, actions::ActionChange};
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 
 use crate::{
     App,
@@ -34,9 +34,6 @@ const OF_FURTHER: &[Command] = &[
     Command::PartnerLeaked,
 ];
 
-/// How long the page shows that an ended key was used.
-const SHOWN: Duration = Duration::days(7);
-
 #[derive(Template)]
 #[template(path = "access.html")]
 struct Page {
@@ -55,7 +52,7 @@ struct Page {
     account: Option<ReasonForm>,
     first_used: String,
     further: Vec<Further>,
-    ended: Vec<StillUsed>,
+    ended: Vec<Ended>,
     /// What it has, by currency. Empty without accounts.
     money: Vec<Money>,
 }
@@ -142,23 +139,23 @@ async fn money(
     Ok(shown.collect())
 }
 
-/// A key that requests have named after its end.
-struct StillUsed {
+/// A key that has ended.
+struct Ended {
     name: String,
     access_key: String,
-    ended: TimeElement,
-    since: TimeElement,
-    last: TimeElement,
+    at: TimeElement,
+    /// Since when, and when last, requests named it after its end.
+    used: Option<(TimeElement, TimeElement)>,
 }
 
-impl StillUsed {
-    fn new(key: EndedKey, times: &Times) -> Self {
+impl Ended {
+    fn new(key: PastKey, times: &Times) -> Self {
+        let used = key.used_since.zip(key.used_at);
         Self {
             name: key.name.unwrap_or_else(|| "First key".to_owned()),
             access_key: key.access_key,
-            ended: times.both(key.ended_at),
-            since: times.both(key.used_since),
-            last: times.ago(key.used_at),
+            at: times.both(key.ended_at),
+            used: used.map(|(since, last)| (times.both(since), times.ago(last))),
         }
     }
 }
@@ -259,7 +256,7 @@ pub(crate) async fn show(
     let reading = async |connection: &mut PgConnection| {
         let first_used = stored::first_used_at(&mut *connection, id).await?;
         let further = stored::list(&mut *connection, id, None).await?;
-        let ended = stored::ended_in_use(connection, &[id.uuid()], times.now - SHOWN).await?;
+        let ended = stored::ended_of(connection, id).await?;
         Ok::<_, pg::Error>((first_used, further, ended))
     };
     let (first_used, further, ended) = app.database().run(reading).await?;
@@ -301,7 +298,7 @@ pub(crate) async fn show(
         further: further
             .map(|key| Further::new(key, id, &read.seen, &visit.session))
             .collect(),
-        ended: ended.map(|key| StillUsed::new(key, times)).collect(),
+        ended: ended.map(|key| Ended::new(key, times)).collect(),
         money,
     })
 }

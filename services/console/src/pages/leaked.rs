@@ -40,8 +40,11 @@ struct Page {
 
 /// A key that may be in wrong hands.
 struct Key {
-    access_key: String,
+    value: String,
     hint: String,
+    /// Whether it is chosen already: the one that the address names, or the only one. Otherwise
+    /// somebody in a hurry would end the key by which the shop sells.
+    chosen: bool,
 }
 
 #[derive(Template)]
@@ -60,7 +63,8 @@ struct Done {
 fn keys(partner: &Partner, further: Vec<FurtherKey>, session: &ConsoleSession) -> Vec<Key> {
     let is_changed = partner.old_access_key.is_some();
     let current = (!partner.keys_ended).then(|| Key {
-        access_key: partner.access_key.clone(),
+        chosen: false,
+        value: partner.access_key.clone(),
         hint: if is_changed {
             "The one of the last change of keys.".to_owned()
         } else if further.is_empty() {
@@ -71,15 +75,28 @@ fn keys(partner: &Partner, further: Vec<FurtherKey>, session: &ConsoleSession) -
     });
     let until = partner.old_access_key.clone().zip(partner.old_keys_until);
     let old = until.map(|(access_key, until)| Key {
-        access_key,
+        chosen: false,
+        value: access_key,
         hint: format!(
             "The one before it, which would end {} by itself.",
             session.times.written(until)
         ),
     });
-    let further = further.into_iter().map(|key| Key {
-        access_key: key.access_key,
-        hint: format!("A further key, “{}”. The others go on.", key.name),
+    let further = further.into_iter().map(|key| {
+        let used = match key.last_used_at {
+            Some(at) => format!("last used {}", session.times.written(at)),
+            None => "never used".to_owned(),
+        };
+        Key {
+            chosen: false,
+            hint: format!(
+                "A further key, “{}”, with the rights {}. Made {}, {used}. The others go on.",
+                key.name,
+                key.rights.join(", "),
+                session.times.written(key.created_at)
+            ),
+            value: key.access_key,
+        }
     });
     current.into_iter().chain(old).chain(further).collect()
 }
@@ -99,7 +116,12 @@ pub(crate) async fn show(
     let id = partner.partner_id.into();
     let further =
         async |connection: &mut PgConnection| partners::keys::list(connection, id, None).await;
-    let keys = keys(partner, app.database().run(further).await?, session);
+    let mut keys = keys(partner, app.database().run(further).await?, session);
+    let named = visit.query.get("key");
+    let is_only = keys.len() == 1;
+    for key in &mut keys {
+        key.chosen = is_only || named == Some(&key.value);
+    }
     if keys.is_empty() {
         return Err(Problem::NotFound(
             "The partner has no valid key. See Keys and limits.".to_owned(),
@@ -169,12 +191,27 @@ fn sentence(ended: &EndedKeys, now: &str) -> String {
         1 => ("access key", "was", "it"),
         _ => ("access keys", "were", "them"),
     };
-    let next = match &ended.goes_on {
-        Some(key) => format!("Your other key {key} still works, so use that one"),
-        None => "You have no valid key now; we make new ones and give them to you".to_owned(),
+    let next = match (&ended.goes_on, ended.further.is_empty()) {
+        (Some(key), _) => format!("Your other key {key} still works, so use that one"),
+        (None, false) => {
+            "You have no key now that may order; we make new ones and give them to you".to_owned()
+        }
+        (None, true) => {
+            "You have no valid key now; we make new ones and give them to you".to_owned()
+        }
+    };
+    let further = if ended.further.is_empty() {
+        String::new()
+    } else {
+        let names = ended.further.iter().map(|name| format!("“{name}”"));
+        format!(
+            " Your further keys work on: {}. End each one that you have not made yourselves, because whoever had the ended \
+             key may have made one.",
+            names.collect::<Vec<_>>().join(", ")
+        )
     };
     format!(
-        "Your {your} {keys} {was} seen by others. We ended {it} on {now} UTC: since then requests with {it} get 401. {next}. \
+        "Your {your} {keys} {was} seen by others. We ended {it} on {now} UTC: since then requests with {it} get 401. {next}.{further} \
          Then send the refused orders again with the same external_order_id; none is bought twice."
     )
 }
@@ -188,6 +225,7 @@ mod tests {
         let ended = |goes_on: Option<&str>, ended: &[&str]| EndedKeys {
             ended: ended.iter().map(|key| (*key).to_owned()).collect(),
             goes_on: goes_on.map(str::to_owned),
+            further: Vec::new(),
         };
         let one = sentence(&ended(Some("ak_2"), &["ak_1"]), "2026-11-28 17:05:00.000");
         for part in [
@@ -201,6 +239,17 @@ mod tests {
         assert!(
             all.contains("access keys ak_1 and ak_2 were") && all.contains("no valid key"),
             "{all}"
+        );
+        // A further key that may not order is none to go on with, and each may be a stranger's.
+        let further = EndedKeys {
+            further: vec!["backup".to_owned()],
+            ..ended(None, &["ak_1"])
+        };
+        let further = sentence(&further, "now");
+        assert!(
+            further.contains("no key now that may order")
+                && further.contains("work on: “backup”. End each one"),
+            "{further}"
         );
     }
 }

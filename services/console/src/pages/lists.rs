@@ -344,7 +344,8 @@ pub(crate) fn csv<Row: AsRef<[String]>>(
     head: &[impl AsRef<str>],
     rows: impl IntoIterator<Item = Row>,
 ) -> Response {
-    let text = table(head, rows);
+    // Excel takes a file for one in the encoding of its country, unless this mark says UTF-8.
+    let text = format!("\u{feff}{}", table(head, rows));
     let headers = [
         (header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()),
         (

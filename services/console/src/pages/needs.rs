@@ -75,7 +75,7 @@ struct Matter {
     column: &'static str,
     rows: Vec<Row>,
     /// The page of its act, and what that is.
-    link: Option<(String, &'static str)>,
+    link: Option<(String, String)>,
     /// Whether that is the next thing to do, and no page to read.
     leads: bool,
     /// Where its single rows are.
@@ -166,7 +166,7 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             let first = purchases
                 .first()
                 .filter(|_| session.may(OperatorRole::Operator));
-            matter.link = first.map(|one| (settle::path(one, None), "Settle them …"));
+            matter.link = first.map(|one| (settle::path(one, None), "Settle them …".to_owned()));
             matter.leads = true;
         }
         FindingKind::GiveBacksParked { provider, changes }
@@ -176,41 +176,55 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             matter.rows = changes.iter().map(|one| change(one, times)).collect();
             let kind = changes.first().map(ListedEsimChange::kind);
             let kind = kind.filter(|_| session.may(OperatorRole::Operator));
-            matter.link = kind.map(|kind| (esim_changes::path(kind, provider), "Settle them …"));
+            matter.link = kind.map(|kind| {
+                (
+                    esim_changes::path(kind, provider),
+                    "Settle them …".to_owned(),
+                )
+            });
             matter.leads = true;
         }
         FindingKind::OrdersFail {
             partner: Some(id), ..
         } => {
-            matter.link = Some((format!("/partners/{id}/refused"), "Its refused requests"));
+            matter.link = Some((
+                format!("/partners/{id}/refused"),
+                "Its refused requests".to_owned(),
+            ));
         }
-        FindingKind::NoAddress { partner_id, .. } => {
+        FindingKind::NoAddress {
+            partner_id, name, ..
+        } => {
             matter.see_them = Some(format!("/webhooks?partner={partner_id}&state=no_endpoint"));
-            matter.link = Some((format!("/partners/{partner_id}"), "Its partner"));
+            matter.link = Some((format!("/partners/{partner_id}"), name.clone()));
         }
         FindingKind::BreakerOpen { breaker } => {
             matter.form = breaker_form(breaker, session, "/needs");
-            matter.link = Some((format!("/providers#{}", breaker.name), "Its provider"));
+            let provider = format!("Provider {}", breaker.name);
+            matter.link = Some((format!("/providers#{}", breaker.name), provider));
         }
         FindingKind::Blocked { endpoint } if told.needs_person => {
             matter.form = told_form(endpoint.partner_id.into(), session, seen_at(endpoint));
             let partner = format!("/partners/{}", endpoint.partner_id);
-            matter.link = Some((partner, "Its partner"));
+            matter.link = Some((partner, endpoint.name.clone()));
         }
         FindingKind::Paused { endpoint } | FindingKind::Blocked { endpoint } => {
             matter.form = endpoint_form(endpoint, session, "/needs");
             // Without its stage nothing is tested.
             matter.note = next_test(endpoint, times.now).filter(|_| one.after.is_none());
             let partner = format!("/partners/{}", endpoint.partner_id);
-            matter.link = Some((partner, "Its partner"));
+            matter.link = Some((partner, endpoint.name.clone()));
         }
         FindingKind::Exhausted { endpoint } => {
             // The preview of a resend begins with this partner. Only an operator may start it;
             // others send single ones again on the pages of their orders, to which the list leads.
             let partner = endpoint.partner_id;
-            matter.link = session
-                .may(OperatorRole::Operator)
-                .then(|| (format!("/resends?partner={partner}"), "Send them again …"));
+            matter.link = session.may(OperatorRole::Operator).then(|| {
+                (
+                    format!("/resends?partner={partner}"),
+                    "Send them again …".to_owned(),
+                )
+            });
             matter.leads = true;
             matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
             let at = seen_at(endpoint);

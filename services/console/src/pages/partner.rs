@@ -319,6 +319,7 @@ async fn read(
     Ok(Some(Found {
         known: PartnerFacts {
             partner,
+            further: partners::keys::list(&mut *connection, id, None).await?,
             endpoints,
             attempts,
             day,

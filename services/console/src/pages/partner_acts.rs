@@ -399,9 +399,9 @@ pub(super) async fn lately(app: &App, id: PartnerId) -> Result<String, Problem> 
     let day = app.database().run(read).await?;
     let least = if day.is_part() { "at least " } else { "" };
     Ok(match day.orders() {
-        0 => "It has sent no order in the last 24 hours.".to_owned(),
+        0 => "The partner has sent no order in the last 24 hours.".to_owned(),
         orders => format!(
-            "It has sent {least}{} in the last 24 hours.",
+            "The partner has sent {least}{} in the last 24 hours.",
             counted(orders, "order", "orders")
         ),
     })

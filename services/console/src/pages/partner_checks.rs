@@ -306,7 +306,9 @@ impl Looked<'_> {
         let partner = &self.known.partner;
         let now = self.times.now;
         let old = partner.old_keys_until.filter(|until| *until > now);
-        let valid = usize::from(!partner.keys_ended) + usize::from(old.is_some());
+        let first = usize::from(!partner.keys_ended) + usize::from(old.is_some());
+        let valid = first + self.known.further.len();
+        let full = self.known.used_up();
         let denied = self.known.day.denied;
         let mut figure = counted(valid, "is valid", "are valid");
         if let Some(until) = old {
@@ -318,10 +320,13 @@ impl Looked<'_> {
                 counted(denied, "request", "requests")
             );
         }
+        if let Some(full) = &full {
+            figure = format!("{figure}; {full}");
+        }
         let class = match (valid, old, denied) {
             (0, ..) => "bad",
             (_, Some(_), _) => "warn",
-            (_, None, denied) if denied > 0 => "warn",
+            (_, None, denied) if denied > 0 || full.is_some() => "warn",
             _ => "good",
         };
         (class, "Keys".into(), figure)

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use accounts::partners::Partner;
+use accounts::partners::{Partner, keys::FurtherKey};
 use desk::operator::{
     health::{
         Finding, FindingKind, HealthReport, finding::LATE, partner::WaitingOrders,
@@ -28,6 +28,8 @@ use crate::{
 /// What is known of a partner.
 pub(crate) struct PartnerFacts {
     pub(crate) partner: Partner,
+    /// Its keys beside the first one.
+    pub(crate) further: Vec<FurtherKey>,
     pub(crate) endpoints: Vec<ListedEndpoint>,
     /// The tries of a day, by endpoint.
     pub(crate) attempts: BTreeMap<String, Count>,
@@ -48,6 +50,32 @@ impl PartnerFacts {
             all.merge(count);
         }
         all
+    }
+
+    /// Whether each of its newest orders was taken, and none waits or was denied.
+    fn orders_go(&self) -> bool {
+        let newest = self.day.newest();
+        let taken = newest.is_some_and(|(_, hour)| hour.failed == 0 && hour.taken > 0);
+        taken && self.waiting.is_empty() && self.day.denied == 0
+    }
+
+    /// The keys that may order no more today, because the units of their limits are used up.
+    pub(crate) fn used_up(&self) -> Option<String> {
+        let full = |key: &&FurtherKey| {
+            let limit = key.units_per_day.map(i64::from);
+            limit.is_some_and(|limit| key.units_today >= limit)
+        };
+        let full = self.further.iter().filter(full);
+        let full = full.map(|key| {
+            let limit = key.units_per_day.map_or(0, u64::from);
+            format!(
+                "“{}” has used its {} of today",
+                key.name,
+                counted(limit, "unit", "units")
+            )
+        });
+        let full: Vec<String> = full.collect();
+        (!full.is_empty()).then(|| format!("{}, until 00:00 UTC", full.join(" and ")))
     }
 
     /// How long its oldest webhook, purchase or order has waited.
@@ -108,9 +136,20 @@ pub(crate) fn verdict(
             ];
             let whose = whose.into_iter().filter(|(of, _)| *of > 0);
             let whose: Vec<String> = whose.map(|(of, whose)| format!("{of} {whose}")).collect();
-            let first = match lately(known, times) {
+            let orders = match lately(known, times) {
                 Some(lately) => format!("{lately} were taken{}{}", denied(known), wait(known)),
                 None => format!("It sent no order in 24 hours{}", wait(known)),
+            };
+            // What fails comes first: a warning that begins with good news is read as none.
+            let tries = known.tries();
+            let first = if known.orders_go() && tries.failed > 0 {
+                format!(
+                    "{} of {} of its webhooks failed in 24 hours; {orders}",
+                    number(tries.failed),
+                    counted(tries.n, "try", "tries")
+                )
+            } else {
+                orders
             };
             let known = format!("{things} to be known of it: {}", whose.join(", "));
             (class, first, known)
@@ -172,6 +211,9 @@ fn of_figures(known: &PartnerFacts) -> (&'static str, String, String) {
     let requests = all.saturating_add(known.day.denied);
     if most_fail(known.day.denied, requests) {
         return ("warn", format!("{taken_of}{}", denied(known)), webhooks);
+    }
+    if let Some(full) = known.used_up() {
+        return ("warn", format!("Its key {full}: {taken_of}"), webhooks);
     }
     let well = format!("Nothing keeps its orders back: {taken_of}");
     ("good", well, webhooks)
@@ -485,6 +527,22 @@ mod tests {
         }
     }
 
+    /// A further key, sometimes one that has used up its units of today.
+    fn further(random: &mut Random) -> Vec<FurtherKey> {
+        let key = FurtherKey {
+            key_id: Uuid::nil(),
+            name: "checkout".to_owned(),
+            access_key: "ak_2".to_owned(),
+            rights: vec!["order".to_owned()],
+            networks: Vec::new(),
+            units_per_day: Some(25),
+            units_today: if random.one_in(3) { 25 } else { 24 },
+            last_used_at: None,
+            created_at: AT,
+        };
+        random.one_in(4).then_some(key).into_iter().collect()
+    }
+
     fn endpoint(random: &mut Random) -> ListedEndpoint {
         let failures = if random.one_in(4) { 3 } else { 0 };
         ListedEndpoint {
@@ -536,7 +594,10 @@ mod tests {
             "Addresses" => endpoint.webhook_url.is_some(),
             "Refused requests" => ordered && day.refused == 0,
             "Its limit" => ordered && day.limited == 0,
-            "Keys" => !known.partner.keys_ended && day.denied == 0,
+            "Keys" => {
+                let valid = !known.partner.keys_ended || !known.further.is_empty();
+                valid && day.denied == 0 && known.used_up().is_none()
+            }
             _ => false,
         }
     }
@@ -588,6 +649,7 @@ mod tests {
             });
             let known = PartnerFacts {
                 partner: partner(random),
+                further: further(random),
                 endpoints: vec![endpoint(random)],
                 attempts: [(String::new(), tries.clone())].into(),
                 day: PartnerDay {
@@ -616,6 +678,7 @@ mod tests {
                 || (tries.n > 0 && tries.failed * 2 >= tries.n)
                 || hour.failed >= orders
                 || known.partner.disabled_at.is_some()
+                || known.used_up().is_some()
                 || known.partner.keys_ended;
             let found = report.of_partner(Uuid::nil().into(), is_live, &known.waiting);
             let kept = found.iter().any(Finding::needs_person);

@@ -71,7 +71,7 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
     assert!(page.contains(&key) && page.contains("Secret key"), "{page}");
     let changing = text(&mut browser, &path).await;
     assert!(
-        changing.contains("It has sent 2 orders in the last 24 hours."),
+        changing.contains("The partner has sent 2 orders in the last 24 hours."),
         "{changing}"
     );
     let sealed: Vec<u8> = one(&mut connection, "SELECT secret_key FROM partners").await;
@@ -130,7 +130,7 @@ async fn a_key_in_wrong_hands_ends_at_once_by_support() {
     for part in [
         "You may end the key at once; do not wait for an operator.",
         "Its only one: all its orders stop until it has new ones.",
-        "It has sent 2 orders in the last 24 hours.",
+        "The partner has sent 2 orders in the last 24 hours.",
         key,
     ] {
         assert!(shown.contains(part), "no {part:?} in {shown}");

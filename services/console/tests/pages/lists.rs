@@ -48,7 +48,13 @@ async fn orders_are_listed_by_partner_state_and_time_and_as_csv() {
         .unwrap();
     let answer = browser.get("/orders.csv").await;
     assert_eq!(answer.headers()["content-type"], "text/csv; charset=utf-8");
-    let csv = answer.text().await.unwrap();
+    let bytes = answer.bytes().await.unwrap();
+    assert!(
+        bytes.starts_with("\u{feff}".as_bytes()),
+        "Excel needs the mark of UTF-8"
+    );
+    let csv = String::from_utf8(bytes.to_vec()).unwrap();
+    let csv = csv.trim_start_matches('\u{feff}');
     assert_eq!(csv.lines().count(), 3, "{csv}");
     assert!(csv.contains(EXTERNAL) && csv.contains(",'=1+1,"), "{csv}");
     // It is sent to partners: where we buy is ours, and why and whether the webhook came is theirs.

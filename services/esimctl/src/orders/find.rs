@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::{Args, builder::NonEmptyStringValueParser};
-use desk::operator::search::{self, OrderHit, PartnerHit};
+use desk::operator::search::{self, KeyHit, OrderHit, PartnerHit};
 
 use crate::{
     console::{Console, list},
@@ -45,7 +45,7 @@ pub async fn run(asked: &FindArgs, console: &Console) -> anyhow::Result<()> {
         }
         bail!(
             "nothing has the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an ICCID, \
-             also as the beginning of one, a provider's number of a purchase or of a unit, a partner's id, access key or part \
+             also as the beginning of one, a provider's number of a purchase or of a unit, a partner's id, one of its access keys or part \
              of a name, and the external order id or request id of a refused request; archived orders are found by `esimctl \
              order show`",
             asked.id
@@ -78,6 +78,7 @@ fn order_row(hit: &OrderHit) -> TableRow<5> {
     )
 }
 
-fn partner_row(hit: &PartnerHit) -> TableRow<3> {
-    cells!(hit: partner_id, name, environment)
+fn partner_row(hit: &PartnerHit) -> TableRow<4> {
+    let by = hit.key.as_ref().map(KeyHit::described);
+    cells!(hit: partner_id, name, environment, "found by" = or_dash(by))
 }

@@ -76,19 +76,32 @@ pub async fn run(asked: &LeakedArgs, console: &Console) -> anyhow::Result<()> {
         ended.context("nothing was changed: the partner has no valid key of this name any more")?;
     let shown = json!({
         "partner_id": partner.partner_id, "name": partner.name, "ended": ended.ended, "goes_on": ended.goes_on,
+        "further": ended.further,
     });
     console.print(&shown, || describe(&partner, &ended))
 }
 
 fn describe(partner: &Partner, ended: &EndedKeys) -> String {
     let name = printable(&partner.name);
-    let next = match &ended.goes_on {
-        Some(key) => format!("Its other key {key} goes on."),
-        None => format!(
-            "{name} has no key any more, so each of its requests gets 401: make new ones with `esimctl partner rotate {} keys`.",
-            partner.partner_id
+    let rotate = format!("`esimctl partner rotate {} keys`", partner.partner_id);
+    let next = match (&ended.goes_on, ended.further.is_empty()) {
+        (Some(key), _) => format!("Its other key {key} goes on."),
+        (None, false) => {
+            format!("{name} has no key any more that may order: make one with {rotate}.")
+        }
+        (None, true) => format!(
+            "{name} has no key any more, so each of its requests gets 401: make new ones with {rotate}.",
         ),
     };
+    let made = if ended.further.is_empty() {
+        String::new()
+    } else {
+        let names = ended.further.iter().map(|name| printable(name));
+        format!(
+            " Ask it whether it made its further keys itself, because whoever had the ended one may have made one: {}.",
+            names.collect::<Vec<_>>().join(", ")
+        )
+    };
     let keys = ended.ended.join(" and ");
-    format!("{keys} of {name}: ended, requests get 401 within a second. {next}")
+    format!("{keys} of {name}: ended, requests get 401 within a second. {next}{made}")
 }

@@ -222,8 +222,10 @@ pub(super) async fn end(
     PathId(id): PathId<KeyId>,
 ) -> Result<StatusCode, ApiError> {
     not_first(&session, id)?;
-    let ending = session
-        .change(async |connection, partner| self_service::end_key(connection, partner, id).await);
+    let signed_by = &session.partner.credential.access_key;
+    let ending = session.change(async |connection, partner| {
+        self_service::end_key(connection, partner, signed_by, id).await
+    });
     answered(&session, ending.await?)?;
     tracing::info!(partner.id = %session.id(), key.id = %id, "a partner ended a further key");
     Ok(StatusCode::NO_CONTENT)
