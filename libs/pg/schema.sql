@@ -54,11 +54,14 @@ TABLE accounts
     last_entry bigint NOT NULL DEFAULT 0
     last_entry_at timestamp with time zone NOT NULL DEFAULT now()
     opened_at timestamp with time zone NOT NULL DEFAULT now()
+    warn_below bigint
+    told_below bigint
     CONSTRAINT accounts_bounds CHECK (((LEAST(opened_at, last_entry_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(opened_at, last_entry_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(currency) <= 100000)))
     CONSTRAINT accounts_credit_limit CHECK ((credit_limit >= 0))
     CONSTRAINT accounts_held CHECK ((held >= 0))
     CONSTRAINT accounts_partner_id_fkey FOREIGN KEY (partner_id) REFERENCES partners(partner_id)
     CONSTRAINT accounts_pkey PRIMARY KEY (partner_id, currency)
+    CONSTRAINT accounts_warn_below CHECK (((warn_below >= 0) AND (warn_below <= '1000000000000'::bigint))) NOT VALID
     POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=50)
 
@@ -1902,6 +1905,44 @@ BEGIN
     WHERE o.option_id = of_option AND o.provider <> at_provider
       AND seen = jsonb_build_object('provider', o.provider, 'provider_option_id', o.provider_option_id) || o.alternatives;
     RETURN FOUND;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.tell_low_balances(of_partner uuid)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    events bigint;
+BEGIN
+    WITH crossed AS MATERIALIZED (
+        SELECT a.partner_id, a.currency FROM accounts a JOIN partners p ON p.partner_id = a.partner_id
+        WHERE a.told_below IS DISTINCT FROM CASE WHEN a.posted - a.held + a.credit_limit < a.warn_below THEN a.warn_below END
+          AND p.disabled_at IS NULL AND (of_partner IS NULL OR a.partner_id = of_partner)
+        ORDER BY a.partner_id, a.currency
+        FOR NO KEY UPDATE OF a
+    ), told AS (
+        UPDATE accounts a
+        SET told_below = CASE WHEN a.posted - a.held + a.credit_limit < a.warn_below THEN a.warn_below END
+        FROM crossed c WHERE a.partner_id = c.partner_id AND a.currency = c.currency
+        RETURNING a.partner_id, a.told_below, jsonb_build_object(
+            'currency', a.currency, 'available', a.posted - a.held + a.credit_limit, 'threshold', a.told_below,
+            'as_of', clock_timestamp(), 'last_entry', a.last_entry) AS says
+    ), created AS (
+        INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, notice)
+        SELECT gen_random_uuid(), t.partner_id, 'balance.low', nullif(e.endpoint_id, e.partner_id), t.says
+        FROM told t JOIN partner_endpoints e ON e.partner_id = t.partner_id
+        WHERE t.told_below IS NOT NULL AND 'balance.low' = ANY (e.events)
+        RETURNING delivery_id, partner_id, endpoint_id
+    ), due AS (
+        INSERT INTO work (id, kind, provider, lane, partner_id, at)
+        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM created
+        RETURNING id
+    )
+    SELECT count(*) INTO events FROM due;
+    RETURN events;
 END
 $function$
 

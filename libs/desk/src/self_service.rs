@@ -35,7 +35,7 @@ pub use self::{
     account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
     balance::{
         PartnerBalance, StatementEntry, StatementHead, StatementRange, balances, entries,
-        statements,
+        statements, warn_below,
     },
     changes::{ChangePage, ChangePosition, ChangedUnit, TopupChange, TopupChanges, changes},
     deliveries::{

@@ -185,6 +185,9 @@ pub enum Command {
     /// A balance was corrected.
     #[strum(serialize = "account adjust")]
     AccountAdjust,
+    /// The partner sets the balance below which it is told.
+    #[strum(serialize = "balance warn")]
+    BalanceWarn,
     #[strum(serialize = "recover")]
     Recover,
     #[strum(serialize = "recover --ledger")]
@@ -301,6 +304,7 @@ impl Command {
             | Self::AccountLimit
             | Self::AccountDeposit
             | Self::AccountAdjust
+            | Self::BalanceWarn
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan
@@ -386,6 +390,7 @@ impl Command {
             | Self::AccountLimit
             | Self::AccountDeposit
             | Self::AccountAdjust
+            | Self::BalanceWarn
             | Self::Recover
             | Self::RecoverLedger
             | Self::RecoverOrphan

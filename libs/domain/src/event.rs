@@ -33,6 +33,8 @@ pub enum EventKind {
     ExtensionReady,
     /// Nothing was added to the eSIM, and nothing will be.
     ExtensionFailed,
+    /// What an account has available is less than the partner wants to know of.
+    BalanceLow,
     /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
     /// invalid.
     KeyExpiring,
@@ -59,6 +61,7 @@ impl EventKind {
             Self::EsimReturned => "esim.returned",
             Self::ExtensionReady => "extension.ready",
             Self::ExtensionFailed => "extension.failed",
+            Self::BalanceLow => "balance.low",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
         }

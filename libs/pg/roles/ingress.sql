@@ -85,5 +85,7 @@ GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id,
 -- read the units themselves.
 GRANT SELECT (price_list) ON partners TO esim_ingress;
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_ingress;
-GRANT UPDATE (held) ON accounts TO esim_ingress;
+-- A partner sets the threshold below which it is told, and is told at once if it is below already.
+GRANT UPDATE (held, warn_below) ON accounts TO esim_ingress;
+GRANT EXECUTE ON FUNCTION tell_low_balances(uuid) TO esim_ingress;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_ingress;

@@ -12,6 +12,8 @@ GRANT SELECT, UPDATE (addresses, told_at) ON system TO esim_notifier;
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;
 GRANT SELECT ON orders, placements, topups, esims, deliveries, walks TO esim_notifier;
+-- Accounts that fell below the thresholds of their partners.
+GRANT EXECUTE ON FUNCTION tell_low_balances(uuid) TO esim_notifier;
 -- Retention keeps the profile of an eSIM that is being extended.
 GRANT SELECT (topup_id, state) ON extensions TO esim_notifier;
 

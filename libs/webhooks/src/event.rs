@@ -14,7 +14,7 @@ use domain::{
 use serde::Serialize;
 use store::{
     deliveries::{
-        events::{EventContent, Subject},
+        events::{BalanceLowContent, EventContent, Subject},
         notices::NoticeContent,
     },
     esim_requests::{EsimChangeReason, UseContent},
@@ -97,6 +97,7 @@ enum Data<'a> {
     Use(EsimUseData<'a>),
     Extension(ExtensionData<'a>),
     OrderCancelled(OrderCancelledData<'a>),
+    BalanceLow(BalanceLowData<'a>),
     KeyExpiring(KeyExpiringData<'a>),
     WebhookTest(WebhookTestData<'a>),
     Notice(NoticeData<'a>),
@@ -240,6 +241,44 @@ struct OrderCancelledData<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
     metadata: Option<&'a Metadata>,
+}
+
+/// What the account had when it was found below your threshold.
+#[derive(Serialize, ToSchema)]
+struct BalanceLowData<'a> {
+    #[schema(example = "USD")]
+    currency: &'a str,
+    /// What new orders may cost, in minor units, as `GET /balance` shows it.
+    #[schema(example = 4200)]
+    available: i64,
+    /// The threshold that you have set.
+    #[schema(example = 5000)]
+    threshold: i64,
+    #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
+    as_of: OffsetDateTime,
+    /// The number of the last entry of the account at that time; 0 if it had none.
+    #[schema(example = 17)]
+    last_entry: i64,
+}
+
+impl<'a> From<&'a BalanceLowContent> for BalanceLowData<'a> {
+    fn from(low: &'a BalanceLowContent) -> Self {
+        let BalanceLowContent {
+            currency,
+            available,
+            threshold,
+            as_of,
+            last_entry,
+        } = low;
+        Self {
+            currency,
+            available: *available,
+            threshold: *threshold,
+            as_of: *as_of,
+            last_entry: *last_entry,
+        }
+    }
 }
 
 /// What ends, and when.
@@ -414,6 +453,7 @@ impl<'a> EventBody<'a> {
                 units: *units,
                 metadata: order_metadata,
             }),
+            Subject::BalanceLow(low) => Data::BalanceLow(low.into()),
             Subject::KeyExpiring {
                 credential,
                 ends_at,
@@ -451,6 +491,7 @@ fn named<T: ToSchema>() -> (Cow<'static, str>, RefOr<Schema>) {
 }
 
 /// What the API description says of the events of a kind. `None` if it is no event.
+#[expect(clippy::too_many_lines, reason = "one entry for each kind")]
 pub fn described(kind: EventKind) -> Option<EventDescription> {
     Some(match kind {
         EventKind::TopupReady => return None,
@@ -531,6 +572,14 @@ pub fn described(kind: EventKind) -> Option<EventDescription> {
             ),
             meaning: "nobody can install the eSIM any more. Its price comes back to you as we agreed.",
             data: named::<TopupData>(),
+        },
+        EventKind::BalanceLow => EventDescription {
+            summary: "The balance is low",
+            sent: Cow::Borrowed(
+                "Sent within about a minute each time that what you have available falls below the threshold that you have set with `PUT /balance/{currency}`, and at once if it is below a new threshold; only if you asked for it with `PUT /webhook`.",
+            ),
+            meaning: "new orders will soon be refused with `balance_insufficient` unless you pay. It comes again after `available` has been at the threshold or above.",
+            data: named::<BalanceLowData>(),
         },
         EventKind::KeyExpiring => EventDescription {
             summary: "Old keys or an old webhook secret end soon",

@@ -306,6 +306,11 @@ fn example(kind: EventKind) -> Option<[&'static str; 3]> {
             "a key.expiring",
             r#"{"credential":"webhook_secret","ends_at":"2099-12-31T00:00:00Z"}"#,
         ]),
+        EventKind::BalanceLow => Some([
+            "event_balance_low",
+            "a balance.low",
+            r#"{"currency":"USD","available":4200,"threshold":5000,"as_of":"2000-01-30T00:00:00Z","last_entry":17}"#,
+        ]),
         EventKind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
         EventKind::TopupOnHold => Some(["event_topup_on_hold", "a topup.on_hold", OF_TOPUP]),
         EventKind::OrderCancelled => Some([

@@ -9,7 +9,7 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores. [`keys`]
 //! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
-//! tests. [`statements`] shows what changed the balance. [`listen`] forwards webhooks to an
+//! tests. [`balance`] and [`statements`] show the balance and what changed it. [`listen`] forwards webhooks to an
 //! endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and [`notices`]
 //! change where the service sends webhooks and notices. [`tail`] follows orders and webhook
 //! attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use
@@ -22,6 +22,7 @@
 
 mod account;
 mod agent;
+mod balance;
 pub mod certify;
 mod checklist;
 mod endpoints;
@@ -161,11 +162,6 @@ const EXTEND_EXAMPLES: &str = "Examples:
   esim-partner extend 20250129123456123456789012 A-1042-more 424b7b26-96e7-5c95-8df9-6654a3998070
 
 The second one waits up to 12 s. If the extension is still under way then, the first one shows how it ended.";
-
-const BALANCE_EXAMPLES: &str = "Examples:
-  esim-partner balance
-
-`available` is what new orders may cost. All amounts are whole numbers of the currency's minor unit.";
 
 const CERTIFY_EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
@@ -316,9 +312,9 @@ enum AccountCommand {
         /// The id of the option to add, as this command lists it
         option_id: Option<String>,
     },
-    /// Show what you have, if we have agreed prices with you
-    #[command(after_help = BALANCE_EXAMPLES)]
-    Balance,
+    /// Show what you have, if we have agreed prices with you, or be told when it is low
+    #[command(after_help = balance::EXAMPLES)]
+    Balance(balance::Balance),
     /// List the months in which your balance changed, or the entries of one
     #[command(after_help = statements::EXAMPLES)]
     Statements(statements::Statements),
@@ -561,7 +557,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 account.send("GET", &path, "", None).await?
             }
         }
-        AccountCommand::Balance => account.send("GET", "/balance", "", None).await?,
+        AccountCommand::Balance(balance) => balance.send(&account).await?,
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options(options) => {

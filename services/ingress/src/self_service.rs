@@ -127,6 +127,7 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
         ),
         ("/options", vec![get(Read, options::list)]),
         ("/balance", vec![get(Read, balance::show)]),
+        ("/balance/{currency}", vec![put(Webhooks, balance::warn)]),
         ("/statements", vec![get(Read, balance::list)]),
         (
             "/statements/{statement}",

@@ -1,4 +1,4 @@
-//! Events and notices that no order causes: about keys that end soon and about our addresses. Old
+//! Events and notices that no order causes: about keys that end soon, low balances and our addresses. Old
 //! ones are deleted. [`crate::run`] starts [`start`] in every replica, and [`crate::batches`] runs
 //! [`look_at_all`] once a minute. Replicas may do the same work at the same time, because each
 //! statement leaves out what another process is working on, or changes nothing the second time.
@@ -72,7 +72,7 @@ async fn tell_addresses(
     Ok(())
 }
 
-/// Makes the events and notices about keys that end within `notice`, and deletes old events,
+/// Makes the events and notices about keys that end within `notice` and about low balances, and deletes old events,
 /// resends and history in batches.
 pub async fn look_at_all(
     database: &Database,
@@ -87,6 +87,15 @@ pub async fn look_at_all(
         tracing::info!(
             made,
             "old keys or webhook secrets end soon; their partners are notified"
+        );
+    }
+    let low = database
+        .run(async |connection| events::low_balances(connection, None).await)
+        .await?;
+    if low > 0 {
+        tracing::info!(
+            low,
+            "accounts fell below the thresholds of their partners, who are told"
         );
     }
     let told = database

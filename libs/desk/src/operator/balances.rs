@@ -53,6 +53,8 @@ pub struct AccountView {
     pub credit_limit: CreditLimit,
     /// What new orders may cost; `None` if there is no limit.
     pub available: Option<i64>,
+    /// The partner is told when less than this is available; `None` if it has not asked for that.
+    pub warn_below: Option<i64>,
     /// How many entries it has.
     pub entries: i64,
 }
@@ -63,7 +65,7 @@ pub async fn accounts_of(
     partner_id: PartnerId,
 ) -> Result<Vec<AccountView>> {
     let rows = sqlx::query!(
-        "SELECT currency, posted, held, credit_limit, posted - held + credit_limit AS available, last_entry
+        "SELECT currency, posted, held, credit_limit, posted - held + credit_limit AS available, warn_below, last_entry
          FROM accounts WHERE partner_id = $1 ORDER BY currency",
         partner_id.uuid(),
     );
@@ -75,6 +77,7 @@ pub async fn accounts_of(
             held: row.held,
             credit_limit: CreditLimit::read(row.credit_limit),
             available: row.available,
+            warn_below: row.warn_below,
             entries: row.last_entry,
         })
     });

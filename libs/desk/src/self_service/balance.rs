@@ -5,14 +5,17 @@
 //! was bought months ago, stands in the month in which it is booked, and a month that is over never
 //! changes.
 
-use domain::PartnerId;
-use pg::Result;
+use domain::{Command, PartnerId};
+use pg::{Result, TransactionEnd, actions::ActionChange, transaction};
 use serde::Serialize;
+use serde_json::json;
 use sqlx::PgConnection;
-use store::Unflushed;
+use store::{Unflushed, deliveries::events};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
+
+use super::record_change;
 
 /// What you have in one currency. All amounts are whole numbers of its minor unit, such as cents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -33,6 +36,9 @@ pub struct PartnerBalance {
     /// What new orders may cost: `balance` - `held` + `credit_limit`; null if there is no limit.
     #[schema(example = 123_750)]
     pub available: Option<i64>,
+    /// The threshold below which `balance.low` is sent; null: never.
+    #[schema(example = 5000, minimum = 0)]
+    pub warn_below: Option<i64>,
 }
 
 /// The balances of a partner by currency.
@@ -42,11 +48,45 @@ pub async fn balances(
 ) -> Result<Unflushed<Vec<PartnerBalance>>> {
     let rows = sqlx::query_as!(
         PartnerBalance,
-        "SELECT currency, posted AS balance, held, credit_limit, posted - held + credit_limit AS available
+        "SELECT currency, posted AS balance, held, credit_limit, posted - held + credit_limit AS available, warn_below
          FROM accounts WHERE partner_id = $1 ORDER BY currency",
         partner_id.uuid(),
     );
     Ok(Unflushed::of(rows.fetch_all(connection).await?))
+}
+
+/// Sets the threshold below which the partner is told what it has; `None`: it is never told. If less
+/// is available now, it is told at once. Returns whether it has an account in this currency.
+pub async fn warn_below(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    currency: &str,
+    threshold: Option<i64>,
+) -> Result<bool> {
+    transaction!(connection, "self_service::warn_below", |transaction| {
+        let query = sqlx::query_scalar!(
+            "SELECT warn_below FROM accounts WHERE partner_id = $1 AND currency = $2 FOR NO KEY UPDATE",
+            partner_id.uuid(),
+            currency,
+        );
+        let Some(was) = query.fetch_optional(&mut **transaction).await? else {
+            return Ok(TransactionEnd::Rollback(false));
+        };
+        if was != threshold {
+            let statement = sqlx::query!(
+                "UPDATE accounts SET warn_below = $3 WHERE partner_id = $1 AND currency = $2",
+                partner_id.uuid(),
+                currency,
+                threshold,
+            );
+            statement.execute(&mut **transaction).await?;
+            let shown = |threshold| json!({ "currency": currency, "warn_below": threshold });
+            let changed = ActionChange::between(shown(was), shown(threshold));
+            record_change(transaction, Command::BalanceWarn, partner_id, changed).await?;
+            events::low_balances(transaction, Some(partner_id)).await?;
+        }
+        Ok(TransactionEnd::Commit(true))
+    })
 }
 
 /// A month of an account.

@@ -127,6 +127,7 @@ struct Row {
     created_at: OffsetDateTime,
     credential: Option<String>,
     ends_at: Option<OffsetDateTime>,
+    notice: Option<String>,
     option_id: Option<Uuid>,
     terms: Option<String>,
     external_order_id: Option<String>,
@@ -189,7 +190,7 @@ impl Row {
             refusal_message: self.refusal_message,
             credential: self.credential,
             ends_at: self.ends_at,
-            notice: None,
+            notice: self.notice,
         };
         let kept = Kept::read(self.metadata.as_deref(), self.order_metadata.as_deref());
         let subject = Subject::read(&self.kind, columns)?;
@@ -218,14 +219,14 @@ pub async fn webhooks(
     let query = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
-                  d.credential, d.ends_at, t.option_id AS "option_id?", t.terms AS "terms?",
+                  d.credential, d.ends_at, d.notice::text AS notice, t.option_id AS "option_id?", t.terms AS "terms?",
                   o.external_order_id AS "external_order_id?", t.metadata AS "metadata?", o.metadata AS order_metadata,
                   e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
                   l.refusal_status, l.refusal_message,
                   o.refused_at IS NULL AND is_unconfirmed(d.kind, NULL, o.answer_by) AS "undecided!",
                   is_pointless(d.kind, n.events, d.topup_id, l.order_id = o.order_id, o.refused_at, t.state, e.ready_at) AS "pointless!"
            FROM (SELECT * FROM (
-                     SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
+                     SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at, notice,
                             CASE kind WHEN 'topup.ready' THEN topup_id
                                       ELSE 'evt_' || replace(delivery_id::text, '-', '') END COLLATE "C" AS webhook_id
                      FROM deliveries

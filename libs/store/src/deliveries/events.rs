@@ -12,7 +12,7 @@
 //!
 //! Triggers create the events about topups, by the function `make_events` of
 //! `migrations/0001_baseline.sql`.
-//! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
+//! The notifier calls [`expiring`], [`low_balances`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
 //! [`list`] for self-service, and `esimctl` shows events with the latter two.
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ use domain::{
 use pg::{Result, TransactionEnd, count, seconds, transaction};
 use serde::Deserialize;
 use sqlx::PgConnection;
-use time::OffsetDateTime;
+use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
 use super::{
@@ -88,6 +88,7 @@ pub enum Subject {
         external_order_id: String,
         units: u32,
     },
+    BalanceLow(BalanceLowContent),
     KeyExpiring {
         /// `keys` or `webhook_secret`.
         credential: String,
@@ -119,6 +120,18 @@ pub struct ExtensionContent {
     pub reason: Option<String>,
     /// What the provider said.
     pub message: Option<String>,
+}
+
+/// What a `balance.low` says: what the account had when it was found below its threshold.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct BalanceLowContent {
+    pub currency: String,
+    pub available: i64,
+    pub threshold: i64,
+    #[serde(with = "rfc3339")]
+    pub as_of: OffsetDateTime,
+    /// The number of the last entry of the account at that time; 0 if it had none.
+    pub last_entry: i64,
 }
 
 /// What an `order.cancelled` says beside its order.
@@ -193,6 +206,7 @@ impl Subject {
                 option_id: columns.option_id?.into(),
                 refusal: columns.refusal_status.zip(columns.refusal_message),
             },
+            EventKind::BalanceLow => Self::BalanceLow(serde_json::from_str(&columns.notice?).ok()?),
             EventKind::KeyExpiring => Self::KeyExpiring {
                 credential: columns.credential?,
                 ends_at: columns.ends_at?,
@@ -227,6 +241,7 @@ impl Subject {
             Self::TopupFailed { .. } => EventKind::TopupFailed.as_str(),
             Self::OfTopup { kind, .. } | Self::Extension { kind, .. } => kind.as_str(),
             Self::OrderCancelled { .. } => EventKind::OrderCancelled.as_str(),
+            Self::BalanceLow(_) => EventKind::BalanceLow.as_str(),
             Self::KeyExpiring { .. } => EventKind::KeyExpiring.as_str(),
             Self::WebhookTest { .. } => EventKind::WebhookTest.as_str(),
             Self::Notice { kind, .. } => kind.as_str(),
@@ -297,6 +312,20 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
         seconds(notice),
     );
     Ok(made.execute(connection).await?.rows_affected())
+}
+
+/// Tells partners whose account has less available than the threshold that they have set, each time
+/// that it falls below, and each time once, however many processes look: this partner, or all of
+/// them. Returns the number of new events.
+pub async fn low_balances(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+) -> Result<u64> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT tell_low_balances($1) AS "events!""#,
+        partner_id.map(PartnerId::uuid) as Option<Uuid>,
+    );
+    Ok(count(query.fetch_one(connection).await?))
 }
 
 /// The result of [`test`].

@@ -54,7 +54,7 @@ impl Bench {
         failed
     }
 
-    async fn all_due(&self) -> Vec<ClaimedDelivery> {
+    pub async fn all_due(&self) -> Vec<ClaimedDelivery> {
         self.claim_due_deliveries(&look(100, 100)).await
     }
 

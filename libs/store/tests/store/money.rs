@@ -16,11 +16,16 @@ use desk::{
 };
 use domain::{
     Agreed, Amount, Environment, PartnerId,
+    event::EventKind,
     money::{EntryKind, PricedUnit},
     product::Currency,
 };
 use futures_util::future::join_all;
 use store::{
+    deliveries::{
+        DeliveryContent,
+        events::{self, Subject},
+    },
     orders::{self, Inserted, NewOrder, OrderCancellation},
     placements::{PlacementSettlement, Progress},
 };
@@ -136,6 +141,110 @@ impl Bench {
             .await;
         }
     }
+}
+
+#[tokio::test]
+async fn each_fall_below_the_threshold_is_told_once() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(1000).await;
+    bench.set_events(partner, &[EventKind::BalanceLow]).await;
+    let silent = bench.prepaid(10).await;
+    let warn = async |partner: PartnerId, threshold: Option<i64>| {
+        let mut connection = bench.connection().await;
+        let set = self_service::warn_below(&mut connection, partner, "EUR", threshold);
+        assert!(set.await.unwrap());
+    };
+    // Several notifiers look at once.
+    let look = async || {
+        let looks = (0..4).map(async |_| {
+            let mut connection = bench.connection().await;
+            events::low_balances(&mut connection, None).await.unwrap()
+        });
+        join_all(looks).await.into_iter().sum::<u64>()
+    };
+    let told = async || {
+        let mut found = Vec::new();
+        for delivery in bench.all_due().await {
+            assert_eq!(delivery.partner_id, partner);
+            let DeliveryContent::Event(event) = delivery.content else {
+                panic!("no event")
+            };
+            let Subject::BalanceLow(low) = event.subject else {
+                panic!("{event:?}")
+            };
+            assert_eq!(low.currency, "EUR");
+            found.push((low.available, low.threshold, low.last_entry));
+            let done = "WITH gone AS (DELETE FROM work WHERE id::text = $1) DELETE FROM deliveries WHERE delivery_id::text = $1";
+            bench.set(done, delivery.id).await;
+        }
+        found
+    };
+    warn(partner, Some(500)).await;
+    warn(silent, Some(500)).await;
+    assert_eq!((look().await, told().await), (0, vec![]), "1000 is enough");
+    let order = priced(answered(partner, 2), eur(250));
+    bench.insert_limited(std::slice::from_ref(&order)).await;
+    assert_eq!(
+        (look().await, told().await),
+        (0, vec![]),
+        "500 is not below 500"
+    );
+    bench
+        .insert_limited(&[priced(answered(partner, 1), eur(1))])
+        .await;
+    assert_eq!(look().await, 1);
+    assert_eq!(told().await, [(499, 500, 1)]);
+    bench
+        .insert_limited(&[priced(answered(partner, 1), eur(1))])
+        .await;
+    assert_eq!((look().await, told().await), (0, vec![]), "it is told");
+    // Enough again, and then not.
+    bench.pay(partner, eur(2), "second").await;
+    assert_eq!((look().await, told().await), (0, vec![]));
+    bench
+        .insert_limited(&[priced(answered(partner, 1), eur(100))])
+        .await;
+    assert_eq!(look().await, 1);
+    assert_eq!(told().await, [(400, 500, 2)]);
+    // The same threshold is no news; another one is compared at once.
+    warn(partner, Some(500)).await;
+    assert_eq!((look().await, told().await), (0, vec![]));
+    warn(partner, Some(401)).await;
+    assert_eq!((look().await, told().await), (0, vec![(400, 401, 2)]));
+    warn(partner, Some(400)).await;
+    warn(partner, None).await;
+    assert_eq!((look().await, told().await), (0, vec![]));
+    // A disabled partner is told when it is enabled again; an account without a limit has enough.
+    bench
+        .set(
+            "UPDATE partners SET disabled_at = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    warn(partner, Some(999)).await;
+    assert_eq!(look().await, 0);
+    bench
+        .set(
+            "UPDATE partners SET disabled_at = NULL WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    assert_eq!((look().await, told().await), (1, vec![(400, 999, 2)]));
+    bench
+        .limit(partner, eur(0).currency, CreditLimit::Unlimited)
+        .await;
+    bench
+        .limit(partner, eur(0).currency, CreditLimit::UpTo(0))
+        .await;
+    assert_eq!(
+        (look().await, told().await),
+        (0, vec![]),
+        "nobody looked in between"
+    );
+    let mut connection = bench.connection().await;
+    let other = self_service::warn_below(&mut connection, partner, "JPY", Some(1));
+    assert!(!other.await.unwrap());
+    bench.agrees().await;
 }
 
 #[tokio::test]

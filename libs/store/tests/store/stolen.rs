@@ -720,7 +720,11 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
             let forge = format!(
                 "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at, notice)
                  SELECT '{id}', '{thief}', '{kind}', '{about}', p.order_id, now() - interval '2 s', 'keys', now(),
-                        CASE '{kind}' WHEN 'order.cancelled' THEN jsonb '{{\"units\": 1}}' END
+                        CASE '{kind}'
+                            WHEN 'order.cancelled' THEN jsonb '{{\"units\": 1}}'
+                            WHEN 'balance.low' THEN jsonb '{{\"currency\": \"EUR\", \"available\": 1, \"threshold\": 2,
+                                                           \"as_of\": \"2026-01-01T00:00:00Z\", \"last_entry\": 0}}'
+                        END
                  FROM topups t JOIN placements p USING (placement_id) WHERE t.topup_id = '{of_order}';
                  INSERT INTO work (id, kind, provider, lane, partner_id, at)
                  VALUES ('{id}', 'deliver', '', '', '{thief}', now())",

@@ -82,6 +82,7 @@ fn words(command: Command) -> &'static str {
         Command::AccountLimit => "set what a partner may owe",
         Command::AccountDeposit => "booked a payment of a partner",
         Command::AccountAdjust => "corrected the balance of a partner",
+        Command::BalanceWarn => "set the balance below which it is told",
         Command::OrderCancel => "cancelled an order",
         Command::OrderErase => "erased an order",
         Command::PartnerCreate => "made a partner",

@@ -229,6 +229,10 @@ fn account_text(shown: &AccountWithEntries) -> String {
         ("held", amount(account.held)),
         ("available", available.unwrap_or("any amount".to_owned())),
         ("limit", limit_text(account.credit_limit, account.currency)),
+        (
+            "told below",
+            or_dash(account.warn_below.map(amount).as_ref()),
+        ),
     ]);
     let none = "It has no entries.";
     let row = |entry: &EntryLine| entry_row(entry, account.currency);

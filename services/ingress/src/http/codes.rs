@@ -323,6 +323,12 @@ pub(crate) enum ErrorCode {
 
     #[strum(props(
         status = 422,
+        message = "{} must be a whole number of the currency's minor unit, from 0 to 1000000000000"
+    ))]
+    AmountInvalid,
+
+    #[strum(props(
+        status = 422,
         message = "Parameter {} must be a whole number from 1 on"
     ))]
     OptionNumberInvalid,

@@ -251,6 +251,10 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
         ErrorCode::AfterInvalid => {
             "`after` is not the number of an entry. Send `next_after` of the page before, or leave it out."
         }
+        ErrorCode::AmountInvalid => {
+            "`parameter` names an amount that is missing, or no whole number of the currency's minor unit from 0 to \
+             1000000000000, such as `1250` for 12.50 USD."
+        }
         ErrorCode::CountryInvalid => {
             "`country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such \
              as `JP`. Regions have no code; filter by one of their countries."

@@ -2,17 +2,19 @@
 //!
 //! A partner that we have agreed no prices with has no accounts, so its lists are empty.
 
-use axum::{http::StatusCode, response::Response};
+use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, PartnerBalance, StatementEntry, StatementHead, StatementRange};
 use domain::product::Currency;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{
+    fields::BodyFields,
     query::{Query, number},
     session::{PathId, Search, Session, json},
 };
 use crate::http::{
+    body,
     codes::ErrorCode,
     error::{ApiError, RequestFault},
 };
@@ -33,6 +35,63 @@ struct Balances {
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
     let balances = session.look(self_service::balances).await?;
     Ok(json(StatusCode::OK, &Balances { balances }))
+}
+
+/// The threshold of an account.
+#[derive(ToSchema)]
+struct BalanceWarning {
+    /// You are told when less than this is `available`, in minor units; null: never.
+    #[schema(value_type = Option<i64>, minimum = 0, maximum = 1_000_000_000_000_i64, example = 5000)]
+    #[schema(required)]
+    warn_below: Option<i64>,
+}
+
+/// The largest amount that a partner can name, in minor units.
+const MOST: i64 = 1_000_000_000_000;
+
+impl BalanceWarning {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let wrong = || RequestFault::with(ErrorCode::AmountInvalid, "warn_below");
+        let mut fields = BodyFields::of(body)?;
+        let warn_below = fields.nullable("warn_below", |value| {
+            let amount = value.as_i64().filter(|amount| (0..=MOST).contains(amount));
+            amount.ok_or_else(wrong)
+        });
+        if warn_below.is_none() && fields.is_faultless() {
+            fields.fault(wrong().of_parameter("warn_below"));
+        }
+        fields.check(warn_below.map(|warn_below| Self { warn_below }))
+    }
+}
+
+/// Set the threshold of a balance
+///
+/// Whoever asked for the event `balance.low` is told when what is `available` falls below it, and at
+/// once if it is below it now. An account without a limit has always enough.
+#[utoipa::path(put, path = "/balance/{currency}", operation_id = "set_balance_warning", tag = "Money", request_body = BalanceWarning,
+    params(("currency" = String, Path, description = "The currency of the account", example = "USD")),
+    responses((status = 200, description = "The account", body = PartnerBalance),
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 422, response = crate::http::described::Unprocessable)))]
+pub(super) async fn warn(
+    session: Session,
+    PathId(currency): PathId<Currency>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
+    let BalanceWarning { warn_below } = BalanceWarning::read(&body)?;
+    let code = currency.as_str();
+    let set = session.change(async |connection, partner| {
+        self_service::warn_below(connection, partner, code, warn_below).await
+    });
+    if !set.await? {
+        return Err(ErrorCode::NotFound.into());
+    }
+    let balances = session.look(self_service::balances).await?;
+    let account = balances.into_iter().find(|one| one.currency == code);
+    Ok(json(StatusCode::OK, &account.ok_or(ErrorCode::NotFound)?))
 }
 
 /// The months in which a balance changed, the newest first.

@@ -81,6 +81,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         webhooks PUT /notices
         webhooks DELETE /notices
         webhooks POST /notices/verify
+        webhooks PUT /balance/{currency}
         webhooks POST /sandbox/events
         keys POST /keys
         keys GET /account/keys

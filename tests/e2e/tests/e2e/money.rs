@@ -1,5 +1,6 @@
 //! Prices, balances and statements, as partners see them, with real services beside each other.
 
+use crate::esim_partner::Tool;
 use crate::partner::{ask, assert_refused, get, header, send};
 use crate::shop::{SOON, Shop, fresh, open, size};
 use futures_util::future::join_all;
@@ -158,6 +159,76 @@ async fn what_is_ordered_is_held_charged_refunded_and_stated() {
         .await
         .unwrap();
     assert_refused(&bad, 422, "currency_invalid; parameter=currency");
+}
+
+#[tokio::test]
+async fn a_partner_is_told_that_its_balance_is_low() {
+    let (stack, shop) = open().await;
+    let client = &shop.client;
+    let put =
+        async |path: &str, body: Value| send(client, "PUT", path, &body.to_string()).await.unwrap();
+    let none = put("/balance/JOD", json!({ "warn_below": 1 })).await;
+    assert_refused(&none, 404, "not_found");
+    agree(&stack, &shop, 1250).await;
+    pay(&stack, &shop.partner, 5000).await;
+    let wanted = json!({ "events": ["balance.low"] });
+    assert_eq!(put("/webhook", wanted).await.status, 200);
+    for bad in [
+        json!({ "warn_below": -1 }),
+        json!({ "warn_below": "5" }),
+        json!({ "warn_below": 1.5 }),
+        json!({}),
+    ] {
+        let refused = put("/balance/JOD", bad).await;
+        assert_refused(&refused, 422, "amount_invalid; parameter=warn_below");
+    }
+    assert_refused(
+        &put("/balance/JOD", json!({ "warn_below": 1, "x": 1 })).await,
+        422,
+        "parameter_unknown",
+    );
+    for unknown in ["/balance/USD", "/balance/jod", "/balance/%00"] {
+        assert_refused(
+            &put(unknown, json!({ "warn_below": 1 })).await,
+            404,
+            "not_found",
+        );
+    }
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let set = tool
+        .json(&["balance", "--warn-below", "5.001"])
+        .await
+        .unwrap();
+    assert_eq!(
+        (&set["warn_below"], &set["available"]),
+        (&json!(5001), &json!(5000))
+    );
+    let shown: Value = stack
+        .esimctl
+        .run(&["account", "show", &shop.partner.partner_id])
+        .await
+        .unwrap();
+    assert_eq!(shown["accounts"][0]["warn_below"], 5001);
+    let received = shop.receiver.wait_for(1, SOON).await.unwrap();
+    let data = &received[0].json["data"];
+    let expected = json!({ "currency": "JOD", "available": 5000, "threshold": 5001, "as_of": data["as_of"], "last_entry": 1 });
+    assert_eq!(
+        (&received[0].json["type"], data),
+        (&json!("balance.low"), &expected)
+    );
+    assert!(received[0].is_valid());
+    // It can be fetched, too, like all events without a URL.
+    let fetched = get(
+        client,
+        "/webhook/listen?wait=5&created_after=2020-01-01T00:00:00Z",
+    )
+    .await
+    .unwrap();
+    assert!(fetched.to_string().contains("balance.low"), "{fetched}");
+    let listed = get(client, "/webhook/events").await.unwrap();
+    assert_eq!(listed["events"][0]["type"], "balance.low", "{listed}");
+    let off = tool.json(&["balance", "--no-warning"]).await.unwrap();
+    assert_eq!(off["warn_below"], Value::Null);
 }
 
 #[tokio::test]

@@ -1,0 +1,51 @@
+-- serves: 1
+-- The threshold of an account: its partner is told, by the event `balance.low`, when less than this is available. Programs that do
+-- not know it tell nothing.
+ALTER TABLE accounts
+    ADD COLUMN warn_below bigint,
+    -- The threshold that the partner was told of, until as much is available again.
+    ADD COLUMN told_below bigint,
+    ADD CONSTRAINT accounts_warn_below CHECK (warn_below BETWEEN 0 AND 1000000000000) NOT VALID;
+
+-- Tells partners whose account has less available than the threshold that they have set, each time that it falls below: this
+-- partner, or all of them if it is null. Returns the number of new events. Ingress and notifiers call it; it writes what an event
+-- says itself, so that no stage can invent that.
+--
+-- `crossed` locks the accounts of enabled partners whose threshold is not the one that was told, in the order in which all lock
+-- accounts; of two processes the second one waits, and finds that the first one has told it. `told` remembers the threshold that
+-- is told, or that there is none any more, so the next fall is told again. A new threshold is another one, so it is compared
+-- afresh. An account without a limit has always enough.
+CREATE FUNCTION tell_low_balances(of_partner uuid) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    events bigint;
+BEGIN
+    WITH crossed AS MATERIALIZED (
+        SELECT a.partner_id, a.currency FROM accounts a JOIN partners p ON p.partner_id = a.partner_id
+        WHERE a.told_below IS DISTINCT FROM CASE WHEN a.posted - a.held + a.credit_limit < a.warn_below THEN a.warn_below END
+          AND p.disabled_at IS NULL AND (of_partner IS NULL OR a.partner_id = of_partner)
+        ORDER BY a.partner_id, a.currency
+        FOR NO KEY UPDATE OF a
+    ), told AS (
+        UPDATE accounts a
+        SET told_below = CASE WHEN a.posted - a.held + a.credit_limit < a.warn_below THEN a.warn_below END
+        FROM crossed c WHERE a.partner_id = c.partner_id AND a.currency = c.currency
+        RETURNING a.partner_id, a.told_below, jsonb_build_object(
+            'currency', a.currency, 'available', a.posted - a.held + a.credit_limit, 'threshold', a.told_below,
+            'as_of', clock_timestamp(), 'last_entry', a.last_entry) AS says
+    ), created AS (
+        INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, notice)
+        SELECT gen_random_uuid(), t.partner_id, 'balance.low', nullif(e.endpoint_id, e.partner_id), t.says
+        FROM told t JOIN partner_endpoints e ON e.partner_id = t.partner_id
+        WHERE t.told_below IS NOT NULL AND 'balance.low' = ANY (e.events)
+        RETURNING delivery_id, partner_id, endpoint_id
+    ), due AS (
+        INSERT INTO work (id, kind, provider, lane, partner_id, at)
+        SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM created
+        RETURNING id
+    )
+    SELECT count(*) INTO events FROM due;
+    RETURN events;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION tell_low_balances(uuid) FROM PUBLIC;
