@@ -53,7 +53,7 @@ pub use self::{
     },
     orders::{
         MOST_WITH_ICCID, NEWEST_WITH_ICCID, OrderHead, OrderPage, OrderState, PartnerUnit,
-        PartnerUnitState, Units, count, order, orders, unit, units, units_with_iccid,
+        PartnerUnitState, Units, count, order, orders, price, unit, units, units_with_iccid,
     },
     sandbox::{KeyExpiryResult, expire_keys},
     webhooks::{FirstEndpoint, StoredWebhook, WebhookParts, WebhookPosition, endpoint, webhooks},

@@ -49,3 +49,37 @@ BEGIN
 END
 $$;
 REVOKE EXECUTE ON FUNCTION tell_low_balances(uuid) FROM PUBLIC;
+
+-- An event about an order or an extension says what that costs, in the form of a price among the terms of a unit
+-- (`store::deliveries::events::price_of`). Where nothing has a price it says nothing of it.
+CREATE OR REPLACE FUNCTION order_cancelled() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM make_events('order.cancelled', min(t.topup_id), NULL, jsonb_strip_nulls(jsonb_build_object(
+        'units', count(*),
+        'price', CASE WHEN bool_or(t.terms::jsonb ? 'price') THEN jsonb_build_object(
+            'amount', sum((t.terms::jsonb->'price'->>'amount')::bigint),
+            'currency', min(t.terms::jsonb->'price'->>'currency')) END)))
+    FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+    WHERE p.order_id = NEW.order_id;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION extension_ended() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    IF NEW.state = 'added' THEN
+        UPDATE esim_requests SET poll_at = now() WHERE topup_id = NEW.topup_id;
+    END IF;
+    PERFORM make_events(
+        CASE NEW.state WHEN 'added' THEN 'extension.ready' ELSE 'extension.failed' END, NEW.topup_id, NEW.extension_id::text,
+        jsonb_strip_nulls(jsonb_build_object(
+            'external_id', NEW.external_id, 'option_id', NEW.option_id, 'has_new_profile', NEW.has_new_profile,
+            'price', CASE WHEN NEW.price IS NOT NULL THEN
+                jsonb_build_object('amount', NEW.price, 'currency', NEW.currency) END,
+            'reason', CASE WHEN NEW.state = 'refused' THEN NEW.reason END,
+            'message', CASE WHEN NEW.state = 'refused' THEN NEW.message END)));
+    RETURN NULL;
+END
+$$;

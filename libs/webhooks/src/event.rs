@@ -8,8 +8,9 @@
 use std::borrow::Cow;
 
 use domain::{
-    EndpointId, Metadata, OptionId,
+    Amount, EndpointId, Metadata, OptionId,
     event::{EventKind, NoticeKind},
+    product::Currency,
 };
 use serde::Serialize;
 use store::{
@@ -117,6 +118,17 @@ struct TopupFailedData<'a> {
     /// Why it has failed, in the same words as in the look-up of the topup.
     #[schema(example = "The eSIM will not be delivered")]
     error: String,
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
+    /// What was held and is free again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    released: Option<i64>,
     /// What you keep with the item of the topup, if you do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -136,6 +148,17 @@ struct TopupData<'a> {
     option_id: OptionId,
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
+    /// Of `esim.returned`: what your balance got back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    refunded: Option<i64>,
     /// What you keep with the item of the topup, if you do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -178,6 +201,13 @@ struct EsimUseData<'a> {
     #[serde(with = "rfc3339")]
     #[schema(value_type = String, format = DateTime)]
     read_at: OffsetDateTime,
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
     /// What you keep with the item of the topup, if you do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -209,6 +239,21 @@ struct ExtensionData<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "the provider does not add this to the eSIM")]
     error: Option<String>,
+    /// What the extension costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
+    /// Of `extension.ready`: what your balance paid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    charged: Option<i64>,
+    /// Of `extension.failed`: what was held and is free again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    released: Option<i64>,
     /// What you keep with the item of the topup, if you do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -237,6 +282,17 @@ struct OrderCancelledData<'a> {
     /// How many topups it had. None of them was bought.
     #[schema(example = 2)]
     units: u32,
+    /// What its topups cost, in minor units of `currency`; left out if we have agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
+    /// What was held and is free again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1250)]
+    released: Option<i64>,
     /// What you keep with the order, if you do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -381,6 +437,9 @@ impl<'a> EventBody<'a> {
     pub fn new(event: &'a EventContent) -> Self {
         let metadata = event.kept.topup.as_ref();
         let order_metadata = event.kept.order.as_ref();
+        let price = event.price.map(|price: Amount| price.minor);
+        let currency = event.price.map(|price| price.currency);
+        let price_if = |is_booked: bool| price.filter(|_| is_booked);
         let data = match &event.subject {
             Subject::TopupFailed {
                 topup_id,
@@ -392,11 +451,14 @@ impl<'a> EventBody<'a> {
                 option_id: *option_id,
                 external_order_id,
                 error: failure(refusal.as_ref()),
+                price,
+                currency,
+                released: price,
                 metadata,
                 order_metadata,
             }),
             Subject::OfTopup {
-                kind: _,
+                kind,
                 topup_id,
                 external_order_id,
                 option_id,
@@ -406,6 +468,9 @@ impl<'a> EventBody<'a> {
                     topup_id,
                     option_id: *option_id,
                     external_order_id,
+                    price,
+                    currency,
+                    refunded: price_if(*kind == EventKind::EsimReturned),
                     metadata,
                     order_metadata,
                 }),
@@ -424,6 +489,8 @@ impl<'a> EventBody<'a> {
                     ends_at: reading.ends_at,
                     as_of: reading.as_of,
                     read_at: *read_at,
+                    price,
+                    currency,
                     metadata,
                     order_metadata,
                 }),
@@ -442,6 +509,10 @@ impl<'a> EventBody<'a> {
                 error: (*kind == EventKind::ExtensionFailed).then(|| {
                     extension_error(extension.reason.as_deref(), extension.message.as_deref())
                 }),
+                price,
+                currency,
+                charged: price_if(*kind == EventKind::ExtensionReady),
+                released: price_if(*kind == EventKind::ExtensionFailed),
                 metadata,
                 order_metadata,
             }),
@@ -451,6 +522,9 @@ impl<'a> EventBody<'a> {
             } => Data::OrderCancelled(OrderCancelledData {
                 external_order_id,
                 units: *units,
+                price,
+                currency,
+                released: price,
                 metadata: order_metadata,
             }),
             Subject::BalanceLow(low) => Data::BalanceLow(low.into()),
@@ -570,7 +644,7 @@ pub fn described(kind: EventKind) -> Option<EventDescription> {
             sent: Cow::Borrowed(
                 "Sent when a give-back has ended as `returned`, whoever has asked for it, and only if you asked for it with `PUT /webhook`. In the sandbox give back an eSIM of the option `ready`.",
             ),
-            meaning: "nobody can install the eSIM any more. Its price comes back to you as we agreed.",
+            meaning: "nobody can install the eSIM any more. If we have agreed prices with you, what the topup cost is back in your balance.",
             data: named::<TopupData>(),
         },
         EventKind::BalanceLow => EventDescription {
@@ -637,6 +711,7 @@ mod tests {
                 created_at: OffsetDateTime::UNIX_EPOCH,
                 subject,
                 kept: store::deliveries::events::Kept::default(),
+                price: None,
             };
             serde_json::to_string(&EventBody::new(&event)).unwrap()
         };

@@ -495,6 +495,7 @@ impl Deliver {
                     challenge: Some(challenge),
                 },
                 kept: Kept::default(),
+                price: None,
             })));
         }
         let Subject::Notice {
@@ -527,6 +528,7 @@ impl Deliver {
             created_at: event.created_at,
             subject,
             kept: Kept::default(),
+            price: None,
         })))
     }
 

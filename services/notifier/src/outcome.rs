@@ -234,6 +234,7 @@ mod tests {
                 created_at: runtime::clock::now(),
                 subject: Subject::WebhookTest { challenge: None },
                 kept: Kept::default(),
+                price: None,
             }),
         }
     }

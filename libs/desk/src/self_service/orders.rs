@@ -1,8 +1,9 @@
 //! A partner's orders and units, with their states as partners see them. They are fewer than the
 //! states of placements and topups, because a partner need not know how a purchase works.
 
+use accounts::prices::currency;
 use domain::{
-    Agreed, KnownIccid, MaybeStored, Metadata, OrderId, PartnerId, StoredAgreed, TopupId,
+    Agreed, Amount, KnownIccid, MaybeStored, Metadata, OrderId, PartnerId, StoredAgreed, TopupId,
     standing::{self, DeliveryState, Rows, ShownState},
 };
 use pg::Result;
@@ -156,6 +157,15 @@ pub fn count(units: &[PartnerUnit]) -> Units {
         failed: of(PartnerUnitState::Failed),
         on_hold: of(PartnerUnitState::OnHold),
     }
+}
+
+/// What all of these units cost; `None` if they have no prices. An order has one currency.
+pub fn price(units: &[PartnerUnit]) -> Option<Amount> {
+    let prices = units.iter().filter_map(|unit| unit.agreed.price);
+    prices.reduce(|sum, price| Amount {
+        minor: sum.minor.saturating_add(price.minor),
+        ..sum
+    })
 }
 
 /// Reads the units that match a condition, which must name the partner.
@@ -341,18 +351,18 @@ pub struct OrderPage {
     pub limit: i64,
 }
 
-/// Lists a partner's orders with the numbers of their units, newest first. The id of an order
+/// Lists a partner's orders with the numbers of their units and what these cost, newest first. The id of an order
 /// begins with a time shortly before its creation. So one index, that of the partner and the id,
 /// serves the order of the list, the cursor and the time.
 pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &OrderPage,
-) -> Result<Unflushed<Vec<(OrderHead, Units)>>> {
+) -> Result<Unflushed<Vec<(OrderHead, Units, Option<Amount>)>>> {
     let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at, o.metadata,
                   units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!", units.failed AS "failed!",
-                  units.on_hold AS "on_hold!"
+                  units.on_hold AS "on_hold!", units.price, units.currency
            FROM (SELECT * FROM orders
                  -- Pairs, so that only the partner's index fits, however narrow the range is.
                  WHERE partner_id = $1 AND (partner_id, order_id) < ($1, $2) AND (partner_id, order_id) >= ($1, $3)
@@ -364,7 +374,9 @@ pub async fn orders(
                       count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL AND NOT may_be_refused(o.order_id))
                           AS failed,
                       count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
-                          AS on_hold
+                          AS on_hold,
+                      sum((t.terms::jsonb->'price'->>'amount')::bigint)::bigint AS price,
+                      min(t.terms::jsonb->'price'->>'currency') AS currency
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
@@ -379,6 +391,8 @@ pub async fn orders(
         page.limit,
     );
     let read = query.fetch_all(connection).await?.into_iter().map(|row| {
+        let currency = row.currency.as_deref().map(currency).transpose()?;
+        let price = row.price.zip(currency);
         let head = OrderHead {
             order_id: row.order_id.into(),
             external_order_id: row.external_order_id,
@@ -387,7 +401,7 @@ pub async fn orders(
             created_at: row.created_at,
             metadata: row.metadata,
         };
-        (
+        Ok((
             head,
             Units {
                 total: row.total,
@@ -396,9 +410,11 @@ pub async fn orders(
                 failed: row.failed,
                 on_hold: row.on_hold,
             },
-        )
+            price.map(|(minor, currency)| Amount { minor, currency }),
+        ))
     });
-    Ok(Unflushed::of(read.collect()))
+    let read: Result<Vec<(OrderHead, Units, Option<Amount>)>> = read.collect();
+    Ok(Unflushed::of(read?))
 }
 
 /// The smallest `UUIDv7` of a time.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    deliveries::events::{EventContent, Kept, Subject, SubjectColumns},
+    deliveries::events::{self, EventContent, Kept, Subject, SubjectColumns},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -182,6 +182,7 @@ impl Row {
     }
 
     fn event(self) -> Option<EventContent> {
+        let price = events::price_of(&self.kind, self.terms.as_deref(), self.notice.as_deref());
         let columns = SubjectColumns {
             topup_id: self.topup_id,
             external_order_id: self.external_order_id,
@@ -198,6 +199,7 @@ impl Row {
             created_at: self.created_at,
             subject,
             kept,
+            price,
         })
     }
 }

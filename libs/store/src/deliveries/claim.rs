@@ -463,6 +463,7 @@ impl Row {
         let content = if self.kind == "topup.ready" {
             self.esim().map(DeliveryContent::Esim)
         } else {
+            let price = events::price_of(&self.kind, self.terms.as_deref(), self.notice.as_deref());
             let columns = self.subject_columns();
             let kept = Kept::read(self.metadata.as_deref(), self.order_metadata.as_deref());
             let subject = Subject::read(&self.kind, columns);
@@ -471,6 +472,7 @@ impl Row {
                     created_at: self.created_at,
                     subject,
                     kept,
+                    price,
                 })
             })
         };

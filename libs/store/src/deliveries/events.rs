@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use domain::{
-    DeliveryId, EndpointKey, Metadata, OptionId, PartnerId,
+    Amount, DeliveryId, EndpointKey, Metadata, OptionId, PartnerId,
     event::{EventKind, NoticeKind},
 };
 use pg::{Result, TransactionEnd, count, seconds, transaction};
@@ -39,6 +39,8 @@ pub struct EventContent {
     pub created_at: OffsetDateTime,
     pub subject: Subject,
     pub kept: Kept,
+    /// What the topup, extension or order costs that it is about.
+    pub price: Option<Amount>,
 }
 
 /// What the partner keeps with the topup and the order of an event. What is damaged is left out,
@@ -104,6 +106,34 @@ pub enum Subject {
         kind: NoticeKind,
         notice: NoticeContent,
     },
+}
+
+/// A price among the terms of a topup, or in what an event says.
+#[derive(Deserialize)]
+struct Priced {
+    price: Option<Amount>,
+}
+
+/// The price of what an event of this kind is about, from the terms of its topup or from what it
+/// says itself. What is damaged is left out, because the rest of the event is still worth sending.
+pub fn price_of(kind: &str, terms: Option<&str>, says: Option<&str>) -> Option<Amount> {
+    let stored = match EventKind::named(kind)? {
+        EventKind::OrderCancelled | EventKind::ExtensionReady | EventKind::ExtensionFailed => says,
+        EventKind::TopupFailed
+        | EventKind::TopupOnHold
+        | EventKind::EsimInstalled
+        | EventKind::EsimFirstUsed
+        | EventKind::EsimLowData
+        | EventKind::EsimUsedUp
+        | EventKind::EsimExpiring
+        | EventKind::EsimExpired
+        | EventKind::EsimReturned => terms,
+        EventKind::TopupReady
+        | EventKind::BalanceLow
+        | EventKind::KeyExpiring
+        | EventKind::WebhookTest => None,
+    };
+    serde_json::from_str::<Priced>(stored?).ok()?.price
 }
 
 /// What an event about an extension says beside the topup. A trigger writes it when the extension

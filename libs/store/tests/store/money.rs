@@ -838,6 +838,8 @@ async fn a_file_of_prices_may_be_applied_again() {
 async fn an_extension_is_held_and_charged_or_released() {
     let bench = Bench::new().await;
     let partner = bench.prepaid(100).await;
+    let ends = [EventKind::ExtensionReady, EventKind::ExtensionFailed];
+    bench.set_events(partner, &ends).await;
     let mut connection = bench.connection().await;
     let option = bench.option().await;
     let wanted = [NewPrice {
@@ -906,6 +908,12 @@ async fn an_extension_is_held_and_charged_or_released() {
         assert_eq!(bench.funds(partner).await, (0, 0));
         bench.agrees().await;
     }
+    let due = bench.all_due().await.into_iter();
+    let events = due.filter_map(|one| match one.content {
+        DeliveryContent::Event(event) => Some(event.price),
+        DeliveryContent::Esim(_) => None,
+    });
+    assert_eq!(events.collect::<Vec<_>>(), [Some(eur(60)); 3]);
     let unlisted = bench.option().await;
     let topup = bench.esim(partner).await;
     let wanted = desk::self_service::extensions::NewExtension {

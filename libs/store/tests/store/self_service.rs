@@ -367,7 +367,7 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
             .await
             .told(&mut connection)
             .await;
-        let (head, counted) = listed.remove(0);
+        let (head, counted, _) = listed.remove(0);
         assert_eq!(head.state(counted), state);
         let all = order_list::OrderFilter {
             partner_id: Some(partner),

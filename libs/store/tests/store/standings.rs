@@ -544,7 +544,7 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
             .await
             .told(&mut connection)
             .await;
-        let (head, counts) = listed.remove(0);
+        let (head, counts, _) = listed.remove(0);
         let all = self_service::units(&mut connection, partner, head.order_id)
             .await
             .told(&mut connection)

@@ -267,12 +267,12 @@ async fn read(
     };
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
     let orders = orders.after_flush(&mut *connection).await?;
-    let last = orders.first().map(|(head, _)| head.created_at);
+    let last = orders.first().map(|(head, ..)| head.created_at);
     let silent = last.map(|last| (last, id.uuid())).into_iter().collect();
     let quiet = partners_lately::quiet(&mut *connection, silent, times.now).await?;
     let ids: Vec<Uuid> = orders
         .iter()
-        .map(|(head, _)| head.order_id.uuid())
+        .map(|(head, ..)| head.order_id.uuid())
         .collect();
     let undelivered = operator::orders::undelivered(&mut *connection, &ids).await?;
     let contents = order_list::contents(&mut *connection, &ids).await?;
@@ -287,7 +287,7 @@ async fn read(
     let channel = self_service::channel(&mut *connection, id).await?;
     let waiting = health::partner::waiting(&mut *connection, id, times.now).await?;
     let waiting = waiting.after_flush(&mut *connection).await?;
-    let orders = orders.into_iter().map(|(head, units)| {
+    let orders = orders.into_iter().map(|(head, units, _)| {
         let webhooks = undelivered.get(&head.order_id.uuid()).copied();
         let webhooks = webhooks.unwrap_or_default();
         let (state, class) = match head.state(units) {

@@ -15,7 +15,7 @@ use desk::{
     archived::is_archived,
     self_service::{self, OrderHead, OrderPage, OrderState, PartnerUnit, Units},
 };
-use domain::OrderId;
+use domain::{Amount, OrderId, product::Currency};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use store::{Unflushed, orders::OrderCancellation};
@@ -85,6 +85,14 @@ struct OrderWithoutTopups<'a> {
     #[serde(with = "rfc3339::option")]
     cancelled_at: Option<OffsetDateTime>,
     topup_counts: Counts,
+    /// What its topups cost together, in minor units of `currency`, whatever became of them. Left out
+    /// if we had agreed no prices with you.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 2500)]
+    price: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "USD")]
+    currency: Option<Currency>,
     /// What you keep with it; left out if that is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
@@ -92,7 +100,7 @@ struct OrderWithoutTopups<'a> {
 }
 
 impl<'a> OrderWithoutTopups<'a> {
-    fn new(head: &'a OrderHead, units: Units) -> Self {
+    fn new(head: &'a OrderHead, units: Units, price: Option<Amount>) -> Self {
         Self {
             external_order_id: &head.external_order_id,
             order_id: head.order_id,
@@ -100,6 +108,8 @@ impl<'a> OrderWithoutTopups<'a> {
             created_at: head.created_at,
             cancelled_at: head.cancelled_at,
             topup_counts: units.into(),
+            price: price.map(|price| price.minor),
+            currency: price.map(|price| price.currency),
             metadata: head
                 .metadata
                 .clone()
@@ -190,7 +200,8 @@ impl Whole {
     }
 
     fn summary(&self) -> OrderWithoutTopups<'_> {
-        OrderWithoutTopups::new(&self.head, self_service::count(&self.units))
+        let price = self_service::price(&self.units);
+        OrderWithoutTopups::new(&self.head, self_service::count(&self.units), price)
     }
 
     fn shown(&self, session: &Session) -> Result<Response, ApiError> {
@@ -334,9 +345,9 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let mut orders = Vec::new();
     let mut last = None;
     let mut rest = found.iter();
-    for (head, units) in rest.by_ref() {
+    for (head, units, price) in rest.by_ref() {
         last = Some(head.order_id.uuid());
-        let summary = OrderWithoutTopups::new(head, *units);
+        let summary = OrderWithoutTopups::new(head, *units, *price);
         if state.is_none_or(|state| state == summary.state) {
             orders.push(ListedOrder {
                 summary,

@@ -2,11 +2,12 @@
 
 use crate::esim_partner::Tool;
 use crate::partner::{ask, assert_refused, get, header, send};
-use crate::shop::{SOON, Shop, fresh, open, size};
+use crate::shop::{SOON, Shop, fresh, ids, open, size};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use testkit::client::Client;
 use testkit::esimctl::Partner;
+use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
@@ -229,6 +230,74 @@ async fn a_partner_is_told_that_its_balance_is_low() {
     assert_eq!(listed["events"][0]["type"], "balance.low", "{listed}");
     let off = tool.json(&["balance", "--no-warning"]).await.unwrap();
     assert_eq!(off["warn_below"], Value::Null);
+}
+
+/// What was booked stands in the events about it and in the order, for a partner that has prices.
+#[tokio::test]
+async fn events_and_orders_say_what_was_paid() {
+    let (stack, shop) = open().await;
+    let other = Shop::open(&stack).await.unwrap();
+    agree(&stack, &shop, 1250).await;
+    pay(&stack, &shop.partner, 50_000).await;
+    let kinds = ["topup.failed", "order.cancelled", "esim.returned"];
+    let money = ["price", "currency", "released", "refunded", "charged"];
+    let expected = [
+        json!([1250, "JOD", 1250, null, null]),
+        json!([2500, "JOD", 2500, null, null]),
+        json!([1250, "JOD", null, 1250, null]),
+    ];
+    for (shop, has_prices) in [(&shop, true), (&other, false)] {
+        let client = &shop.client;
+        let wanted = json!({ "events": kinds }).to_string();
+        let asked = send(client, "PUT", "/webhook", &wanted).await.unwrap();
+        assert_eq!(asked.status, 200);
+        let id = fresh("paid");
+        shop.buy(&id, stack.option("partly").unwrap(), 2)
+            .await
+            .unwrap();
+        let cancelled = fresh("cancelled");
+        shop.buy(&cancelled, stack.option("cancellable").unwrap(), 2)
+            .await
+            .unwrap();
+        let path = format!("/orders/{cancelled}");
+        let done = ask(client, "DELETE", &path).await.unwrap();
+        assert_eq!(done.status, 200, "{done:?}");
+        let ready = shop
+            .buy(&fresh("back"), stack.option("ready").unwrap(), 1)
+            .await
+            .unwrap();
+        shop.delivered(&ids(&ready), SOON).await.unwrap();
+        let path = format!("/topups/{}/give-back", ready[0].topup_id);
+        let back = send(client, "POST", &path, "").await.unwrap();
+        assert_eq!(back.status, 200, "{back:?}");
+        for (kind, expected) in kinds.iter().zip(&expected) {
+            let is_it = |one: &Received| one.json["type"] == *kind;
+            let told = shop
+                .receiver
+                .wait_until(SOON, kind, |all| all.iter().any(is_it))
+                .await;
+            let told = told.unwrap().into_iter().find(is_it).unwrap().json;
+            let said: Vec<&Value> = money.iter().map(|name| &told["data"][name]).collect();
+            let none = json!([null, null, null, null, null]);
+            assert_eq!(
+                &json!(said),
+                if has_prices { expected } else { &none },
+                "{told}"
+            );
+        }
+        let shown = get(client, &format!("/orders/{id}")).await.unwrap();
+        let list = get(client, "/orders").await.unwrap();
+        let listed = list["orders"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["external_order_id"] == id);
+        for order in [&shown, listed.unwrap()] {
+            let price = if has_prices { json!(2500) } else { Value::Null };
+            assert_eq!(order["price"], price, "{order}");
+            assert_eq!(order["currency"].is_string(), has_prices, "{order}");
+        }
+    }
 }
 
 #[tokio::test]
