@@ -35,6 +35,8 @@ pub enum EventKind {
     ExtensionFailed,
     /// What an account has available is less than the partner wants to know of.
     BalanceLow,
+    /// The options that the partner may order have changed, or their prices.
+    OptionsChanged,
     /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
     /// invalid.
     KeyExpiring,
@@ -62,6 +64,7 @@ impl EventKind {
             Self::ExtensionReady => "extension.ready",
             Self::ExtensionFailed => "extension.failed",
             Self::BalanceLow => "balance.low",
+            Self::OptionsChanged => "options.changed",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
         }

@@ -83,3 +83,20 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- What the partner of an endpoint could order when the endpoint was told of it last, as `store::deliveries::offers` writes it, and
+-- by which versions of the catalogue and the price list. Null if the endpoint does not ask for `options.changed`. A document of a
+-- large catalogue is larger than what others are, so it has a bound of its own.
+ALTER TABLE partner_endpoints
+    ADD COLUMN offered jsonb,
+    ADD COLUMN offered_by text,
+    ADD CONSTRAINT partner_endpoints_offered CHECK (pg_column_size(offered) <= 10000000 AND octet_length(offered_by) <= 100000) NOT VALID;
+
+-- By which versions an option is offered with this price list: of the catalogue, and of the list with the last price that is valid.
+-- As long as the text is the same, the same is offered.
+CREATE FUNCTION offered_by(list text) RETURNS text
+LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT concat_ws(' ', (SELECT max(o.version) FROM options o), list,
+                     (SELECT l.version FROM price_lists l WHERE l.price_list = list),
+                     (SELECT extract(epoch FROM max(p.valid_from)) FROM prices p WHERE p.price_list = list AND p.valid_from <= now()))
+$$;

@@ -4,7 +4,7 @@ GRANT SELECT (partner_id, environment, old_keys_until, has_further_endpoints, di
     ON partners TO esim_notifier;
 -- The health of endpoints, and the codes that verify channels for notices.
 GRANT SELECT, UPDATE (failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told, told_at,
-                      exhausted_told_at, unproven_since, code_digest, code_until, code_tries)
+                      exhausted_told_at, unproven_since, code_digest, code_until, code_tries, offered, offered_by)
     ON partner_endpoints TO esim_notifier;
 -- The addresses that partners were told.
 GRANT SELECT, UPDATE (addresses, told_at) ON system TO esim_notifier;
@@ -14,6 +14,10 @@ GRANT UPDATE (created_at) ON partners TO esim_notifier;
 GRANT SELECT ON orders, placements, topups, esims, deliveries, walks TO esim_notifier;
 -- Accounts that fell below the thresholds of their partners.
 GRANT EXECUTE ON FUNCTION tell_low_balances(uuid) TO esim_notifier;
+-- What partners may order, to tell those who asked for it what has changed.
+GRANT SELECT (option_id, name, details, countries, data_mb, unlimited, days, enabled, environment, version) ON options TO esim_notifier;
+GRANT SELECT ON price_lists, prices TO esim_notifier;
+GRANT SELECT (price_list) ON partners TO esim_notifier;
 -- Retention keeps the profile of an eSIM that is being extended.
 GRANT SELECT (topup_id, state) ON extensions TO esim_notifier;
 

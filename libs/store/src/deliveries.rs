@@ -25,6 +25,7 @@ pub mod events;
 mod fan_out;
 mod known;
 pub mod notices;
+pub mod offers;
 mod record;
 pub mod resends;
 pub mod view;

@@ -17,6 +17,7 @@ use store::{
     deliveries::{
         events::{BalanceLowContent, EventContent, Subject},
         notices::NoticeContent,
+        offers::OptionsChangedContent,
     },
     esim_requests::{EsimChangeReason, UseContent},
 };
@@ -99,6 +100,7 @@ enum Data<'a> {
     Extension(ExtensionData<'a>),
     OrderCancelled(OrderCancelledData<'a>),
     BalanceLow(BalanceLowData<'a>),
+    OptionsChanged(OptionsChangedData<'a>),
     KeyExpiring(KeyExpiringData<'a>),
     WebhookTest(WebhookTestData<'a>),
     Notice(NoticeData<'a>),
@@ -337,6 +339,46 @@ impl<'a> From<&'a BalanceLowContent> for BalanceLowData<'a> {
     }
 }
 
+/// The options that have changed. Each list has at most 100 of them, and an option may be in the last
+/// two lists.
+#[derive(Serialize, ToSchema)]
+struct OptionsChangedData<'a> {
+    /// What you may order now and could not before.
+    #[schema(value_type = Vec<Uuid>)]
+    added: &'a [OptionId],
+    /// What you may no longer order.
+    #[schema(value_type = Vec<Uuid>)]
+    removed: &'a [OptionId],
+    /// What has another name or description.
+    #[schema(value_type = Vec<Uuid>)]
+    changed: &'a [OptionId],
+    /// What has another price.
+    #[schema(value_type = Vec<Uuid>)]
+    repriced: &'a [OptionId],
+    /// How many options have changed. If the lists have fewer, read `GET /options`.
+    #[schema(example = 1)]
+    total: usize,
+}
+
+impl<'a> From<&'a OptionsChangedContent> for OptionsChangedData<'a> {
+    fn from(content: &'a OptionsChangedContent) -> Self {
+        let OptionsChangedContent {
+            added,
+            removed,
+            changed,
+            repriced,
+            total,
+        } = content;
+        Self {
+            added,
+            removed,
+            changed,
+            repriced,
+            total: *total,
+        }
+    }
+}
+
 /// What ends, and when.
 #[derive(Serialize, ToSchema)]
 struct KeyExpiringData<'a> {
@@ -528,6 +570,7 @@ impl<'a> EventBody<'a> {
                 metadata: order_metadata,
             }),
             Subject::BalanceLow(low) => Data::BalanceLow(low.into()),
+            Subject::OptionsChanged(options) => Data::OptionsChanged(options.into()),
             Subject::KeyExpiring {
                 credential,
                 ends_at,
@@ -654,6 +697,14 @@ pub fn described(kind: EventKind) -> Option<EventDescription> {
             ),
             meaning: "new orders will soon be refused with `balance_insufficient` unless you pay. It comes again after `available` has been at the threshold or above.",
             data: named::<BalanceLowData>(),
+        },
+        EventKind::OptionsChanged => EventDescription {
+            summary: "Options have changed",
+            sent: Cow::Borrowed(
+                "Sent within about two minutes after the options that you may order have changed, or their prices, whether we changed them or a price has begun to be valid; and only if you asked for it with `PUT /webhook`. Changes that follow each other soon may be told together.",
+            ),
+            meaning: "read `GET /options`, or what the lists name of it.",
+            data: named::<OptionsChangedData>(),
         },
         EventKind::KeyExpiring => EventDescription {
             summary: "Old keys or an old webhook secret end soon",

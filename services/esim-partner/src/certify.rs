@@ -311,6 +311,11 @@ fn example(kind: EventKind) -> Option<[&'static str; 3]> {
             "a balance.low",
             r#"{"currency":"USD","available":4200,"threshold":5000,"as_of":"2000-01-30T00:00:00Z","last_entry":17}"#,
         ]),
+        EventKind::OptionsChanged => Some([
+            "event_options_changed",
+            "an options.changed",
+            r#"{"added":["424b7b26-96e7-5c95-8df9-6654a3998070"],"removed":[],"changed":[],"repriced":[],"total":1}"#,
+        ]),
         EventKind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
         EventKind::TopupOnHold => Some(["event_topup_on_hold", "a topup.on_hold", OF_TOPUP]),
         EventKind::OrderCancelled => Some([

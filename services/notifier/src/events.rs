@@ -1,4 +1,4 @@
-//! Events and notices that no order causes: about keys that end soon, low balances and our addresses. Old
+//! Events and notices that no order causes: about keys that end soon, low balances, options and our addresses. Old
 //! ones are deleted. [`crate::run`] starts [`start`] in every replica, and [`crate::batches`] runs
 //! [`look_at_all`] once a minute. Replicas may do the same work at the same time, because each
 //! statement leaves out what another process is working on, or changes nothing the second time.
@@ -9,7 +9,7 @@ use domain::event::NoticeKind;
 use pg::Database;
 use runtime::{Shutdown, outage};
 use store::{
-    deliveries::{batches, events, notices, resends},
+    deliveries::{batches, events, notices, offers, resends},
     history,
 };
 
@@ -72,7 +72,7 @@ async fn tell_addresses(
     Ok(())
 }
 
-/// Makes the events and notices about keys that end within `notice` and about low balances, and deletes old events,
+/// Makes the events and notices about keys that end within `notice`, low balances and changed options, and deletes old events,
 /// resends and history in batches.
 pub async fn look_at_all(
     database: &Database,
@@ -96,6 +96,13 @@ pub async fn look_at_all(
         tracing::info!(
             low,
             "accounts fell below the thresholds of their partners, who are told"
+        );
+    }
+    let changed = database.run(offers::tell_changes).await?;
+    if changed > 0 {
+        tracing::info!(
+            changed,
+            "options or prices have changed; who asked for it is told"
         );
     }
     let told = database

@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use super::{
     notices::NoticeContent,
+    offers::OptionsChangedContent,
     view::{self, View},
 };
 use crate::esim_requests::UseContent;
@@ -91,6 +92,7 @@ pub enum Subject {
         units: u32,
     },
     BalanceLow(BalanceLowContent),
+    OptionsChanged(OptionsChangedContent),
     KeyExpiring {
         /// `keys` or `webhook_secret`.
         credential: String,
@@ -130,6 +132,7 @@ pub fn price_of(kind: &str, terms: Option<&str>, says: Option<&str>) -> Option<A
         | EventKind::EsimReturned => terms,
         EventKind::TopupReady
         | EventKind::BalanceLow
+        | EventKind::OptionsChanged
         | EventKind::KeyExpiring
         | EventKind::WebhookTest => None,
     };
@@ -237,6 +240,9 @@ impl Subject {
                 refusal: columns.refusal_status.zip(columns.refusal_message),
             },
             EventKind::BalanceLow => Self::BalanceLow(serde_json::from_str(&columns.notice?).ok()?),
+            EventKind::OptionsChanged => {
+                Self::OptionsChanged(serde_json::from_str(&columns.notice?).ok()?)
+            }
             EventKind::KeyExpiring => Self::KeyExpiring {
                 credential: columns.credential?,
                 ends_at: columns.ends_at?,
@@ -272,6 +278,7 @@ impl Subject {
             Self::OfTopup { kind, .. } | Self::Extension { kind, .. } => kind.as_str(),
             Self::OrderCancelled { .. } => EventKind::OrderCancelled.as_str(),
             Self::BalanceLow(_) => EventKind::BalanceLow.as_str(),
+            Self::OptionsChanged(_) => EventKind::OptionsChanged.as_str(),
             Self::KeyExpiring { .. } => EventKind::KeyExpiring.as_str(),
             Self::WebhookTest { .. } => EventKind::WebhookTest.as_str(),
             Self::Notice { kind, .. } => kind.as_str(),

@@ -14,8 +14,11 @@ const MARKS: [(&str, &str); 3] = [
 ];
 
 /// Columns that may hold more than 100,000 bytes, and how many. The list of an archive's partners
-/// grows with their number.
-const LARGE: [(&str, u32); 1] = [("archives.partners", 10_000_000)];
+/// grows with their number, and what a partner is offered with the catalogue.
+const LARGE: [(&str, u32); 2] = [
+    ("archives.partners", 10_000_000),
+    ("partner_endpoints.offered", 10_000_000),
+];
 
 /// A column of a table, and its type.
 #[derive(sqlx::FromRow)]

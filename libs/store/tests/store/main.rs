@@ -80,6 +80,7 @@ mod migrations;
 mod money;
 mod nodelay;
 mod notices;
+mod offers;
 mod operator;
 mod orders;
 mod plans;

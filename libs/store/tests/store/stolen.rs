@@ -722,6 +722,8 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
                  SELECT '{id}', '{thief}', '{kind}', '{about}', p.order_id, now() - interval '2 s', 'keys', now(),
                         CASE '{kind}'
                             WHEN 'order.cancelled' THEN jsonb '{{\"units\": 1}}'
+                            WHEN 'options.changed' THEN jsonb '{{\"added\": [], \"removed\": [], \"changed\": [], \"repriced\": [],
+                                                               \"total\": 1}}'
                             WHEN 'balance.low' THEN jsonb '{{\"currency\": \"EUR\", \"available\": 1, \"threshold\": 2,
                                                            \"as_of\": \"2026-01-01T00:00:00Z\", \"last_entry\": 0}}'
                         END
