@@ -55,7 +55,7 @@ pub use self::{
         MOST_WITH_ICCID, NEWEST_WITH_ICCID, OrderHead, OrderPage, OrderState, PartnerUnit,
         PartnerUnitState, Units, count, order, orders, price, unit, units, units_with_iccid,
     },
-    sandbox::{KeyExpiryResult, expire_keys},
+    sandbox::{KeyExpiryResult, expire_keys, set_balance},
     webhooks::{FirstEndpoint, StoredWebhook, WebhookParts, WebhookPosition, endpoint, webhooks},
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;

@@ -88,4 +88,6 @@ GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_ingress;
 -- A partner sets the threshold below which it is told, and is told at once if it is below already.
 GRANT UPDATE (held, warn_below) ON accounts TO esim_ingress;
 GRANT EXECUTE ON FUNCTION tell_low_balances(uuid) TO esim_ingress;
+-- A partner sets its balance in the sandbox.
+GRANT EXECUTE ON FUNCTION set_sandbox_balance(uuid, text, bigint) TO esim_ingress;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_ingress;

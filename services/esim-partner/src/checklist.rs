@@ -86,6 +86,7 @@ pub(crate) async fn checklist(account: &ApiClient, url: &Url, passed: bool) -> V
         .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
         .into();
     items.extend(of_account(account, url).await);
+    items.extend(of_balance(account).await);
     items.extend(BY_HAND.map(|(name, text)| item(name, text, ItemState::ByHand, String::new())));
     items
 }
@@ -169,6 +170,32 @@ async fn of_account(account: &ApiClient, url: &Url) -> Vec<ChecklistItem> {
     ]
     .map(|(name, text, (done, found))| item(name, text, done, found))
     .into()
+}
+
+/// Whether the account is told that its balance is low; nothing if it has no balance.
+async fn of_balance(account: &ApiClient) -> Option<ChecklistItem> {
+    if !account.has("ACCESS_KEY") {
+        return None;
+    }
+    let shown: Value = account.get("/balance", "").await.ok()?;
+    let balances = shown["balances"].as_array().filter(|all| !all.is_empty())?;
+    let webhook: Value = account.get("/endpoints", "").await.ok()?;
+    let asks = |one: &Value| {
+        one["events"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|kind| kind == "balance.low"))
+    };
+    let is_asked = webhook["endpoints"]
+        .as_array()
+        .is_some_and(|all| all.iter().any(asks));
+    let is_set = balances.iter().all(|one| one["warn_below"].is_number());
+    Some(item(
+        "balance",
+        "you are told when your balance is low, before orders are refused with balance_insufficient",
+        yes(is_set && is_asked),
+        "ask for the event balance.low and set `esim-partner balance --warn-below`; `--set 0` rehearses it in the sandbox"
+            .to_owned(),
+    ))
 }
 
 fn yes(done: bool) -> ItemState {

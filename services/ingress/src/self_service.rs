@@ -215,6 +215,10 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
         ("/notices/verify", vec![post(Webhooks, notices::verify)]),
         ("/keys", vec![post(Keys, account::rotate)]),
         ("/sandbox/events", vec![post(Webhooks, sandbox::make_event)]),
+        (
+            "/sandbox/balance/{currency}",
+            vec![put(Order, sandbox::set_balance)],
+        ),
     ]
 }
 

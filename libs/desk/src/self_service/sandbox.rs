@@ -1,5 +1,5 @@
-//! Events that a partner makes in the sandbox, so that it can test its program with one that would
-//! otherwise come only every few months.
+//! What a partner makes in the sandbox to test its program: events that would otherwise come only
+//! every few months, and a balance that is nearly empty.
 
 use std::time::Duration;
 
@@ -71,4 +71,21 @@ pub async fn expire_keys(
         statement.execute(&mut **transaction).await?;
         Ok(TransactionEnd::Commit(KeyExpiryResult::Due(id)))
     })
+}
+
+/// Sets the balance of a sandbox partner, by an adjustment in its statement, which is the record of
+/// it. Returns whether it has an account in this currency; a live partner has none here.
+pub async fn set_balance(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    currency: &str,
+    target: i64,
+) -> Result<bool> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT set_sandbox_balance($1, $2, $3) AS "is_set!""#,
+        partner_id.uuid(),
+        currency,
+        target,
+    );
+    Ok(query.fetch_one(connection).await?)
 }

@@ -6,6 +6,7 @@ use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, PartnerBalance, StatementEntry, StatementHead, StatementRange};
 use domain::product::Currency;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
@@ -49,19 +50,34 @@ struct BalanceWarning {
 /// The largest amount that a partner can name, in minor units.
 const MOST: i64 = 1_000_000_000_000;
 
+/// Reads a field that is an amount.
+pub(super) fn amount(value: &Value, name: &str) -> Result<i64, RequestFault> {
+    let amount = value.as_i64().filter(|amount| (0..=MOST).contains(amount));
+    amount.ok_or_else(|| RequestFault::with(ErrorCode::AmountInvalid, name))
+}
+
 impl BalanceWarning {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let wrong = || RequestFault::with(ErrorCode::AmountInvalid, "warn_below");
+        const NAME: &str = "warn_below";
         let mut fields = BodyFields::of(body)?;
-        let warn_below = fields.nullable("warn_below", |value| {
-            let amount = value.as_i64().filter(|amount| (0..=MOST).contains(amount));
-            amount.ok_or_else(wrong)
-        });
+        let warn_below = fields.nullable(NAME, |value| amount(value, NAME));
         if warn_below.is_none() && fields.is_faultless() {
-            fields.fault(wrong().of_parameter("warn_below"));
+            let missing = RequestFault::with(ErrorCode::AmountInvalid, NAME);
+            fields.fault(missing.of_parameter(NAME));
         }
         fields.check(warn_below.map(|warn_below| Self { warn_below }))
     }
+}
+
+/// The balance in one currency.
+pub(super) async fn of_currency(
+    session: &Session,
+    currency: Currency,
+) -> Result<PartnerBalance, ApiError> {
+    let balances = session.look(self_service::balances).await?;
+    let code = currency.as_str();
+    let account = balances.into_iter().find(|one| one.currency == code);
+    account.ok_or(ErrorCode::NotFound.into())
 }
 
 /// Set the threshold of a balance
@@ -89,9 +105,8 @@ pub(super) async fn warn(
     if !set.await? {
         return Err(ErrorCode::NotFound.into());
     }
-    let balances = session.look(self_service::balances).await?;
-    let account = balances.into_iter().find(|one| one.currency == code);
-    Ok(json(StatusCode::OK, &account.ok_or(ErrorCode::NotFound)?))
+    let account = of_currency(&session, currency).await?;
+    Ok(json(StatusCode::OK, &account))
 }
 
 /// The months in which a balance changed, the newest first.

@@ -51,7 +51,7 @@ const PREFIX: &str = "X-Service-";
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
         endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test,
         notices::show, notices::set, notices::remove, notices::verify,
-        sandbox::make_event
+        sandbox::make_event, sandbox::set_balance
     ),
     components(
         schemas(webhooks::body::WebhookBody, Message, Messages, DeniedResponse, Repeat),

@@ -1,18 +1,19 @@
 //! What a partner can cause in the sandbox to test its program: a further event that would
-//! otherwise come only every few months. (Options of the sandbox cause everything else.)
+//! otherwise come only every few months, and a balance that is nearly empty. (Options of the sandbox
+//! cause everything else.)
 //!
-//! Guarantee: live accounts get a 403, and nothing of the account changes: the event looks like a
-//! real one, but no key ends.
+//! Guarantee: live accounts get a 403. The event looks like a real one, but no key ends.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use desk::self_service::{self, KeyExpiryResult};
-use domain::{Environment, event::EventKind};
+use desk::self_service::{self, KeyExpiryResult, PartnerBalance};
+use domain::{Environment, event::EventKind, product::Currency};
 use utoipa::ToSchema;
 
 use super::{
+    balance::{amount, of_currency},
     events::{EventResponse, find},
     fields::BodyFields,
-    session::{Session, json},
+    session::{PathId, Session, json},
 };
 use crate::http::{
     body,
@@ -81,4 +82,56 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     };
     let event = find(&session, id).await?.ok_or(ErrorCode::NotFound)?;
     Ok(json(StatusCode::CREATED, &EventResponse::new(&event)))
+}
+
+/// The balance to set in the sandbox.
+#[derive(ToSchema)]
+struct SandboxBalance {
+    /// What your `balance` is then, in minor units. What is held stays held.
+    #[schema(minimum = 0, maximum = 1_000_000_000_000_i64, example = 1000)]
+    balance: i64,
+}
+
+impl SandboxBalance {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        const NAME: &str = "balance";
+        let mut fields = BodyFields::of(body)?;
+        let missing = RequestFault::with(ErrorCode::AmountInvalid, NAME);
+        let balance = fields.required(NAME, missing, |value| amount(value, NAME));
+        fields.check(balance.map(|balance| Self { balance }))
+    }
+}
+
+/// Set the balance in the sandbox
+///
+/// Sets the balance of a sandbox account that has prices, for example to 0, so that you can test how
+/// your program handles `balance_insufficient` and `balance.low`, and which of several orders at once
+/// get what is left. It is booked as an adjustment. Only sandbox accounts may do so.
+#[utoipa::path(put, path = "/sandbox/balance/{currency}", operation_id = "set_sandbox_balance", tag = "Sandbox", request_body = SandboxBalance,
+    params(("currency" = String, Path, description = "The currency of the account", example = "USD")),
+    responses(
+        (status = 200, description = "The account", body = PartnerBalance),
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = crate::http::described::Message),
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 422, response = crate::http::described::Unprocessable)))]
+pub(super) async fn set_balance(
+    session: Session,
+    PathId(currency): PathId<Currency>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    if session.environment() != Environment::Sandbox {
+        return Err(ErrorCode::SandboxOnly.into());
+    }
+    let (parts, body) = request.into_parts();
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
+    let SandboxBalance { balance } = SandboxBalance::read(&body)?;
+    let set = session.change(async |connection, partner| {
+        self_service::set_balance(connection, partner, currency.as_str(), balance).await
+    });
+    if !set.await? {
+        return Err(ErrorCode::NotFound.into());
+    }
+    let account = of_currency(&session, currency).await?;
+    Ok(json(StatusCode::OK, &account))
 }

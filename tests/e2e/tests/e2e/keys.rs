@@ -40,6 +40,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         order POST /topups/{topup_id}/extensions
         order POST /topups/{topup_id}/suspend
         order POST /topups/{topup_id}/resume
+        order PUT /sandbox/balance/{currency}
         read GET /orders
         read GET /orders/{external_order_id}
         read GET /topups

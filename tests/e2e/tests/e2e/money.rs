@@ -300,6 +300,90 @@ async fn events_and_orders_say_what_was_paid() {
     }
 }
 
+/// A partner rehearses an empty balance in the sandbox, with orders that race for the rest.
+#[tokio::test]
+async fn a_sandbox_balance_is_set_emptied_and_raced_for() {
+    let (stack, shop) = open().await;
+    let client = &shop.client;
+    let put = async |client: &Client, path: &str, body: Value| {
+        send(client, "PUT", path, &body.to_string()).await.unwrap()
+    };
+    let path = "/sandbox/balance/JOD";
+    let none = put(client, path, json!({ "balance": 1 })).await;
+    assert_refused(&none, 404, "not_found");
+    agree(&stack, &shop, 1250).await;
+    let live = stack.create_partner("live", None).await.unwrap();
+    let live = stack.client(&live).unwrap();
+    assert_refused(
+        &put(&live, path, json!({ "balance": 1 })).await,
+        403,
+        "sandbox_only",
+    );
+    for bad in [
+        json!({}),
+        json!({ "balance": null }),
+        json!({ "balance": -1 }),
+        json!({ "balance": "1" }),
+    ] {
+        assert_refused(
+            &put(client, path, bad).await,
+            422,
+            "amount_invalid; parameter=balance",
+        );
+    }
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let url = shop.receiver.url("/certify");
+    let told = async || {
+        let output = tool.run(&["certify", &url, "--json"]).await.unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let items = report["checklist"].as_array().unwrap().clone();
+        items
+            .into_iter()
+            .find(|one| one["name"] == "balance")
+            .unwrap()["done"]
+            .clone()
+    };
+    assert_eq!(told().await, "no");
+    assert_eq!(
+        put(client, "/webhook", json!({ "events": ["balance.low"] }))
+            .await
+            .status,
+        200
+    );
+    tool.json(&["balance", "--warn-below", "1.251"])
+        .await
+        .unwrap();
+    assert_eq!(told().await, "yes");
+    let set = tool.json(&["balance", "--set", "3.000"]).await.unwrap();
+    assert_eq!(set["available"], 3000, "{set}");
+    // There is enough for two of them.
+    let ready = stack.option("ready").unwrap();
+    let orders = (0..8).map(async |_| {
+        client
+            .order(&fresh("race"), &[(ready, 1)])
+            .await
+            .unwrap()
+            .status
+    });
+    let mut answers = join_all(orders).await;
+    answers.sort_unstable();
+    assert_eq!(answers, [201, 201, 422, 422, 422, 422, 422, 422]);
+    tool.json(&["balance", "--set", "0"]).await.unwrap();
+    let refused = client.order(&fresh("empty"), &[(ready, 1)]).await.unwrap();
+    assert_eq!(refused.status, 422, "{refused:?}");
+    let low = |one: &Received| one.json["type"] == "balance.low" && one.path == crate::shop::PATH;
+    let told = shop
+        .receiver
+        .wait_until(SOON, "balance.low", |all| all.iter().any(low));
+    told.await.unwrap();
+    let checked: Value = stack.esimctl.run(&["account", "check"]).await.unwrap();
+    assert_eq!(checked["disagreements"], json!([]), "{checked}");
+    // It reaches no other account.
+    let other = Shop::open(&stack).await.unwrap();
+    let none = put(&other.client, path, json!({ "balance": 1 })).await;
+    assert_refused(&none, 404, "not_found");
+}
+
 #[tokio::test]
 async fn prices_bound_what_can_be_ordered() {
     let (stack, shop) = open().await;

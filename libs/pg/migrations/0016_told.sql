@@ -1,6 +1,8 @@
 -- serves: 1
--- The threshold of an account: its partner is told, by the event `balance.low`, when less than this is available. Programs that do
--- not know it tell nothing.
+-- What partners are told of money: that a balance is low, what an event is about costs, and which options and prices have
+-- changed. Programs that do not know the new events tell nothing of them.
+--
+-- The threshold of an account: its partner is told, by the event `balance.low`, when less than this is available.
 ALTER TABLE accounts
     ADD COLUMN warn_below bigint,
     -- The threshold that the partner was told of, until as much is available again.
@@ -100,3 +102,26 @@ LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
                      (SELECT l.version FROM price_lists l WHERE l.price_list = list),
                      (SELECT extract(epoch FROM max(p.valid_from)) FROM prices p WHERE p.price_list = list AND p.valid_from <= now()))
 $$;
+
+-- Sets the balance of a sandbox account, by an adjustment, because nothing is paid there. Its partner does so to rehearse what
+-- happens when there is too little. Returns whether it has such an account.
+CREATE FUNCTION set_sandbox_balance(of_partner uuid, in_currency text, target bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    was bigint;
+BEGIN
+    SELECT a.posted INTO was FROM accounts a JOIN partners p ON p.partner_id = a.partner_id
+    WHERE a.partner_id = of_partner AND a.currency = in_currency AND p.environment = 'sandbox'
+    FOR NO KEY UPDATE OF a;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF was <> target THEN
+        PERFORM add_entry(of_partner, in_currency, 'adjustment', target - was, 0, NULL, NULL, 'sandbox ' || gen_random_uuid(),
+                          'set by the partner in the sandbox', 'partner');
+        PERFORM tell_low_balances(of_partner);
+    END IF;
+    RETURN true;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION set_sandbox_balance(uuid, text, bigint) FROM PUBLIC;
