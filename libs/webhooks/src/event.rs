@@ -120,7 +120,8 @@ struct TopupFailedData<'a> {
     /// Why it has failed, in the same words as in the look-up of the topup.
     #[schema(example = "The eSIM will not be delivered")]
     error: String,
-    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices
+    /// with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1250)]
     price: Option<i64>,
@@ -150,7 +151,8 @@ struct TopupData<'a> {
     option_id: OptionId,
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
-    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices
+    /// with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1250)]
     price: Option<i64>,
@@ -203,7 +205,8 @@ struct EsimUseData<'a> {
     #[serde(with = "rfc3339")]
     #[schema(value_type = String, format = DateTime)]
     read_at: OffsetDateTime,
-    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    /// What the topup costs, in minor units of `currency`; left out if we have agreed no prices
+    /// with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1250)]
     price: Option<i64>,
@@ -241,7 +244,8 @@ struct ExtensionData<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "the provider does not add this to the eSIM")]
     error: Option<String>,
-    /// What the extension costs, in minor units of `currency`; left out if we have agreed no prices with you.
+    /// What the extension costs, in minor units of `currency`; left out if we have agreed no prices
+    /// with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1250)]
     price: Option<i64>,
@@ -284,7 +288,8 @@ struct OrderCancelledData<'a> {
     /// How many topups it had. None of them was bought.
     #[schema(example = 2)]
     units: u32,
-    /// What its topups cost, in minor units of `currency`; left out if we have agreed no prices with you.
+    /// What its topups cost, in minor units of `currency`; left out if we have agreed no prices
+    /// with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1250)]
     price: Option<i64>,
@@ -339,8 +344,8 @@ impl<'a> From<&'a BalanceLowContent> for BalanceLowData<'a> {
     }
 }
 
-/// The options that have changed. Each list has at most 100 of them, and an option may be in the last
-/// two lists.
+/// The options that have changed. Each list has at most 100 of them, and an option may be in the
+/// last two lists.
 #[derive(Serialize, ToSchema)]
 struct OptionsChangedData<'a> {
     /// What you may order now and could not before.

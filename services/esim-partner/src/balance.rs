@@ -19,7 +19,7 @@ pub(crate) const EXAMPLES: &str = "Examples:
 balance.low goes to the endpoints that ask for it; see `esim-partner endpoints set --help`.";
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Balance {
+pub(crate) struct BalanceArgs {
     /// Send the event balance.low when less than this is available, such as 50.00
     #[arg(long, value_name = "AMOUNT", group = "change")]
     warn_below: Option<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Balance {
     currency: Option<Currency>,
 }
 
-impl Balance {
+impl BalanceArgs {
     pub(crate) async fn send(&self, account: &ApiClient) -> anyhow::Result<ApiResponse> {
         let text = self.warn_below.as_ref().or(self.set.as_ref());
         if text.is_none() && !self.no_warning {

@@ -179,13 +179,13 @@ async fn of_balance(account: &ApiClient) -> Option<ChecklistItem> {
     }
     let shown: Value = account.get("/balance", "").await.ok()?;
     let balances = shown["balances"].as_array().filter(|all| !all.is_empty())?;
-    let webhook: Value = account.get("/endpoints", "").await.ok()?;
+    let endpoints: Value = account.get("/endpoints", "").await.ok()?;
     let asks = |one: &Value| {
         one["events"]
             .as_array()
             .is_some_and(|all| all.iter().any(|kind| kind == "balance.low"))
     };
-    let is_asked = webhook["endpoints"]
+    let is_asked = endpoints["endpoints"]
         .as_array()
         .is_some_and(|all| all.iter().any(asks));
     let is_set = balances.iter().all(|one| one["warn_below"].is_number());

@@ -9,11 +9,11 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores. [`keys`]
 //! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
-//! tests. [`balance`] and [`statements`] show the balance and what changed it. [`listen`] forwards webhooks to an
-//! endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and [`notices`]
-//! change where the service sends webhooks and notices. [`tail`] follows orders and webhook
-//! attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use
-//! the account. [`certify`] sends webhooks to an endpoint and judges its responses, and
+//! tests. [`balance`] and [`statements`] show the balance and what changed it. [`listen`] forwards
+//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`]
+//! and [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
+//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an
+//! agent use the account. [`certify`] sends webhooks to an endpoint and judges its responses, and
 //! [`checklist`] lists what else must be true before real customers order.
 //!
 //! The service may be another than it should be, for example because `BASE_URL` is wrong. So what
@@ -314,7 +314,7 @@ enum AccountCommand {
     },
     /// Show what you have, if we have agreed prices with you, or be told when it is low
     #[command(after_help = balance::EXAMPLES)]
-    Balance(balance::Balance),
+    Balance(balance::BalanceArgs),
     /// List the months in which your balance changed, or the entries of one
     #[command(after_help = statements::EXAMPLES)]
     Statements(statements::Statements),

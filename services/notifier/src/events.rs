@@ -1,7 +1,8 @@
-//! Events and notices that no order causes: about keys that end soon, low balances, options and our addresses. Old
-//! ones are deleted. [`crate::run`] starts [`start`] in every replica, and [`crate::batches`] runs
-//! [`look_at_all`] once a minute. Replicas may do the same work at the same time, because each
-//! statement leaves out what another process is working on, or changes nothing the second time.
+//! Events and notices that no order causes: about keys that end soon, low balances, changed options
+//! and our addresses. Old ones are deleted. [`crate::run`] starts [`start`] in every replica, and
+//! [`crate::batches`] runs [`look_at_all`] once a minute. Replicas may do the same work at the same
+//! time, because each statement leaves out what another process is working on, or changes nothing
+//! the second time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -72,8 +73,8 @@ async fn tell_addresses(
     Ok(())
 }
 
-/// Makes the events and notices about keys that end within `notice`, low balances and changed options, and deletes old events,
-/// resends and history in batches.
+/// Makes the events and notices about keys that end within `notice`, low balances and changed
+/// options, and deletes old events, resends and history in batches.
 pub async fn look_at_all(
     database: &Database,
     notice: Duration,

@@ -55,8 +55,8 @@ pub async fn balances(
     Ok(Unflushed::of(rows.fetch_all(connection).await?))
 }
 
-/// Sets the threshold below which the partner is told what it has; `None`: it is never told. If less
-/// is available now, it is told at once. Returns whether it has an account in this currency.
+/// Sets the threshold below which the partner is told what it has; `None`: it is never told. If
+/// less is available now, it is told at once. Returns whether it has an account in this currency.
 pub async fn warn_below(
     connection: &mut PgConnection,
     partner_id: PartnerId,

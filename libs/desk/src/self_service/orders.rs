@@ -351,9 +351,9 @@ pub struct OrderPage {
     pub limit: i64,
 }
 
-/// Lists a partner's orders with the numbers of their units and what these cost, newest first. The id of an order
-/// begins with a time shortly before its creation. So one index, that of the partner and the id,
-/// serves the order of the list, the cursor and the time.
+/// Lists a partner's orders with the numbers of their units and what these cost, newest first. The
+/// id of an order begins with a time shortly before its creation. So one index, that of the partner
+/// and the id, serves the order of the list, the cursor and the time.
 pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -12,8 +12,9 @@
 //!
 //! Triggers create the events about topups, by the function `make_events` of
 //! `migrations/0001_baseline.sql`.
-//! The notifier calls [`expiring`], [`low_balances`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
-//! [`list`] for self-service, and `esimctl` shows events with the latter two.
+//! The notifier calls [`expiring`], [`low_balances`] and [`forget`] regularly. Ingress calls
+//! [`test()`], [`find`] and [`list`] for self-service, and `esimctl` shows events with the latter
+//! two.
 
 use std::time::Duration;
 

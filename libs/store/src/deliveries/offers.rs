@@ -136,7 +136,8 @@ async fn tell(connection: &mut PgConnection, endpoint: Uuid) -> Result<bool> {
             let digest = row.digest;
             now.insert(row.option_id.into(), Offer { digest, price });
         }
-        // What cannot be read counts as never offered: then nothing is told, and the next change is.
+        // What cannot be read counts as never offered: then nothing is told, and the next change
+        // is.
         let before: Option<Offers> = of
             .offered
             .and_then(|offered| serde_json::from_str(&offered).ok());

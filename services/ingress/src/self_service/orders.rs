@@ -85,8 +85,8 @@ struct OrderWithoutTopups<'a> {
     #[serde(with = "rfc3339::option")]
     cancelled_at: Option<OffsetDateTime>,
     topup_counts: Counts,
-    /// What its topups cost together, in minor units of `currency`, whatever became of them. Left out
-    /// if we had agreed no prices with you.
+    /// What its topups cost together, in minor units of `currency`, whatever became of them. Left
+    /// out if we had agreed no prices with you.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 2500)]
     price: Option<i64>,

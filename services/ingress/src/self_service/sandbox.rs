@@ -1,6 +1,6 @@
 //! What a partner can cause in the sandbox to test its program: a further event that would
-//! otherwise come only every few months, and a balance that is nearly empty. (Options of the sandbox
-//! cause everything else.)
+//! otherwise come only every few months, and a balance that is nearly empty. (Options of the
+//! sandbox cause everything else.)
 //!
 //! Guarantee: live accounts get a 403. The event looks like a real one, but no key ends.
 
@@ -104,9 +104,9 @@ impl SandboxBalance {
 
 /// Set the balance in the sandbox
 ///
-/// Sets the balance of a sandbox account that has prices, for example to 0, so that you can test how
-/// your program handles `balance_insufficient` and `balance.low`, and which of several orders at once
-/// get what is left. It is booked as an adjustment. Only sandbox accounts may do so.
+/// Sets the balance of a sandbox account that has prices, for example to 0, so that you can test
+/// how your program handles `balance_insufficient` and `balance.low`, and which of several orders
+/// at once get what is left. It is booked as an adjustment. Only sandbox accounts may do so.
 #[utoipa::path(put, path = "/sandbox/balance/{currency}", operation_id = "set_sandbox_balance", tag = "Sandbox", request_body = SandboxBalance,
     params(("currency" = String, Path, description = "The currency of the account", example = "USD")),
     responses(
