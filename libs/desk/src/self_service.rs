@@ -16,6 +16,7 @@ mod deliveries;
 mod endpoints;
 pub mod esims;
 pub mod extensions;
+mod install_pages;
 mod keys;
 mod notices;
 mod orders;
@@ -45,6 +46,10 @@ pub use self::{
     endpoints::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
         pause_endpoint, resume_endpoint,
+    },
+    install_pages::{
+        InstallPage, InstallPages, end_install_page, install_page, install_pages,
+        open_install_page, set_install_pages,
     },
     keys::{KeyChanged, change_key, create_key, end_key},
     notices::{

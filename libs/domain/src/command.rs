@@ -108,6 +108,15 @@ pub enum Command {
     NoticesVerify,
     #[strum(serialize = "notices remove")]
     NoticesRemove,
+    /// A partner says how its travellers' pages look.
+    #[strum(serialize = "install-page set")]
+    InstallPageSet,
+    /// A partner ends the page of an eSIM.
+    #[strum(serialize = "install-page end")]
+    InstallPageEnd,
+    /// A partner opens a new page in place of one that it has ended.
+    #[strum(serialize = "install-page open")]
+    InstallPageOpen,
     // Partners.
     #[strum(serialize = "partner create")]
     PartnerCreate,
@@ -273,6 +282,9 @@ impl Command {
             | Self::NoticesSet
             | Self::NoticesVerify
             | Self::NoticesRemove
+            | Self::InstallPageSet
+            | Self::InstallPageEnd
+            | Self::InstallPageOpen
             | Self::PartnerCreate
             | Self::PartnerEnable
             | Self::PartnerDisable
@@ -359,6 +371,9 @@ impl Command {
             | Self::NoticesSet
             | Self::NoticesVerify
             | Self::NoticesRemove
+            | Self::InstallPageSet
+            | Self::InstallPageEnd
+            | Self::InstallPageOpen
             | Self::PartnerCreate
             | Self::PartnerEnable
             | Self::PartnerDisable

@@ -7,7 +7,7 @@ GRANT SELECT ON system, options, orders, placements, topups, work, held, deliver
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, disabled_at,
               max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, erased_at,
-              created_at, version)
+              created_at, version, shop, install_urls)
     ON partners TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, code_until, failures,
               blocks, blocked_until, probe, paused_by_partner, moving_since, failing_since, told, told_at, exhausted_told_at,

@@ -91,3 +91,7 @@ GRANT EXECUTE ON FUNCTION tell_low_balances(uuid) TO esim_ingress;
 -- A partner sets its balance in the sandbox.
 GRANT EXECUTE ON FUNCTION set_sandbox_balance(uuid, text, bigint) TO esim_ingress;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_ingress;
+
+-- The pages to install from: docs/decisions/0041-install-page.md.
+GRANT SELECT (shop, install_urls), UPDATE (shop, install_urls) ON partners TO esim_ingress;
+GRANT UPDATE (install_page) ON esims TO esim_ingress;

@@ -71,6 +71,8 @@ GRANT SELECT, UPDATE (reason, detail, before, after),
 
 -- Prices, accounts, and what is booked by hand. Entries are written by functions only.
 GRANT UPDATE (price_list) ON partners TO esim_operator;
+-- An erased partner has no pages to install from.
+GRANT UPDATE (shop, install_urls) ON partners TO esim_operator;
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_operator;
 GRANT INSERT, UPDATE ON price_lists TO esim_operator;
 GRANT INSERT, UPDATE ON prices TO esim_operator;

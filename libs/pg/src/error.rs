@@ -163,6 +163,12 @@ impl From<domain::UnreadableMetadata> for Error {
     }
 }
 
+impl From<domain::shop::UnreadableShop> for Error {
+    fn from(error: domain::shop::UnreadableShop) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
 impl From<domain::UnreadableTerms> for Error {
     fn from(error: domain::UnreadableTerms) -> Self {
         Self::Unreadable(error.to_string())

@@ -271,6 +271,19 @@ impl Vault {
         Ok(digest.into_bytes()[..DIGEST].to_vec())
     }
 
+    /// Whether it is the digest of a text under any of the keys for a purpose, so that a digest stays
+    /// good while its key is replaced. The comparison takes constant time.
+    pub fn is_digest(&self, ring: Keyring, text: &[u8], given: &[u8]) -> Result<bool, VaultError> {
+        let keys = self.keys(ring)?;
+        let is_digest = |key: &MasterKey| {
+            let digest = key.digest.clone().chain_update(text);
+            digest.verify_truncated_left(given).is_ok()
+        };
+        // Each key is asked, also after one has agreed.
+        let agree = keys.iter().filter(|key| is_digest(key)).count();
+        Ok(given.len() == DIGEST && agree > 0)
+    }
+
     /// Opens a value and seals it again under the first key for its purpose.
     pub fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         self.seal(purpose, &self.open(purpose, sealed)?)

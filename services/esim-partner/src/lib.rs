@@ -11,9 +11,10 @@
 //! lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for
 //! tests. [`balance`] and [`statements`] show the balance and what changed it. [`listen`] forwards
 //! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`]
-//! and [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
-//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an
-//! agent use the account. [`certify`] sends webhooks to an endpoint and judges its responses, and
+//! and [`notices`] change where the service sends webhooks and notices, and [`install_pages`] what
+//! travellers see. [`tail`] follows orders and webhook attempts. [`webhooks`] lists missed webhooks
+//! and has them sent again. [`mcp`] lets an agent use the account. [`certify`] sends webhooks to an
+//! endpoint and judges its responses, and
 //! [`checklist`] lists what else must be true before real customers order.
 //!
 //! The service may be another than it should be, for example because `BASE_URL` is wrong. So what
@@ -26,6 +27,7 @@ mod balance;
 pub mod certify;
 mod checklist;
 mod endpoints;
+mod install_pages;
 mod keys;
 mod listen;
 mod login;
@@ -327,6 +329,9 @@ enum AccountCommand {
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
     Notices(notices::NoticesCommand),
+    /// Get the address of a page from which a traveller installs, end it, or set how your pages look
+    #[command(subcommand, after_help = install_pages::EXAMPLES)]
+    InstallPage(install_pages::InstallPageCommand),
     /// Let an agent look at your account, and order if you allow it, by the Model Context Protocol
     ///
     /// It speaks the protocol on standard input and output, until the agent closes them.
@@ -560,6 +565,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Balance(balance) => balance.send(&account).await?,
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
+        AccountCommand::InstallPage(page) => page.run(&account).await?,
         AccountCommand::Options(options) => {
             account
                 .send("GET", "/options", &options.query(), None)

@@ -292,6 +292,7 @@ fn an_error_without_a_code_decides_nothing() {
             (&["redeliver", TOPUP], true),
             (&["give-back", TOPUP], true),
             (&["suspend", TOPUP], true),
+            (&["install-page", "end", TOPUP], true),
             (&["extend", TOPUP, "A", "o"], true),
             (&["orders", "show", "A"], false),
             (&["usage", TOPUP], false),

@@ -26,7 +26,10 @@ use crate::{
     access::{authentication::Authenticator, directory::Directory},
     limits::OrderSize,
     orders::request,
-    pages::qr::{self, Drawing, QrRenderer},
+    pages::{
+        qr::{self, QrRenderer},
+        turns::TurnLimits,
+    },
     routes::QR,
     self_service,
 };
@@ -74,7 +77,7 @@ impl Default for Harness {
             None,
         );
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
-            let drawing = Drawing {
+            let drawing = TurnLimits {
                 at_once: 4,
                 per_second: NonZeroU32::MAX,
                 wait: Duration::from_secs(10),

@@ -84,7 +84,10 @@ use crate::{
         mishap::Mishaps,
         repeat::RepeatHeader,
     },
-    pages::qr::{DRAWING, QrRenderer},
+    pages::{
+        install::{self, InstallPages},
+        qr::{DRAWING, QrRenderer},
+    },
     self_service::{openapi, session::SelfService},
 };
 
@@ -452,6 +455,7 @@ fn self_service(
         resolving: Semaphore::new(RESOLVING),
         guard,
         qr: QrUrls::new(config.public_url.clone(), parts.qr_keys.clone()),
+        public_url: config.public_url.clone(),
         providers: config.providers.clone(),
         mail_from: config.mail.sender().map(str::to_owned),
         source_addresses: config.source.source_addresses.texts(),
@@ -496,7 +500,9 @@ fn router(
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
     let keys = parts.vault.webhook_keys().published();
-    let pages = pages::router(&config.brand, &document, &sources, keys);
+    let install_pages = InstallPages::new(parts.database.clone(), parts.vault.clone());
+    let pages = pages::router(&config.brand, &document, &sources, keys)
+        .merge(install::router(install_pages));
     Ok(routes::router(
         Arc::new(create),
         Arc::new(service),

@@ -1,10 +1,11 @@
 //! What needs no key: the documentation for partners (the `OpenAPI` document and the reference that
 //! is made from it, the page of errors, the guide with its examples, the public keys of webhooks),
-//! and the [QR codes](qr).
+//! the [QR codes](qr), and the [pages from which travellers install](install).
 //!
 //! Guarantees: the pages load nothing from other hosts. The page of the document signs requests in
 //! the browser with the partner's keys, so its content security policy lets it load from and send
-//! to this service only. Anyone can ask for these paths, so they use no database connection.
+//! to this service only. Anyone can ask for these paths, so they use no database connection;
+//! the pages of travellers use a single one.
 //!
 //! [`crate::routes`] merges the router.
 
@@ -13,8 +14,10 @@ use bytes::Bytes;
 use signing::ed25519::PublicKey;
 
 mod errors;
+pub(crate) mod install;
 pub(crate) mod qr;
 mod reference;
+pub(crate) mod turns;
 
 use self::reference::SOURCES;
 
@@ -276,6 +279,10 @@ mod tests {
                 proxy_forwards(path),
                 "deploy/proxy/haproxy.cfg does not forward {path}"
             );
+        }
+        // The page of a traveller, and what it loads.
+        for path in ["/i/EMAs6JVpXs4UNFSj2jwBb8b1Zk9XnTgGqyXh", "/i/page.css"] {
+            assert!(kubernetes_forwards(path) && proxy_forwards(path), "{path}");
         }
         for path in [
             "/nowhere",

@@ -25,6 +25,7 @@ mod events;
 mod extensions;
 pub(crate) mod fields;
 mod groups;
+mod install_pages;
 mod keys;
 mod listen;
 mod notices;
@@ -36,7 +37,7 @@ mod redeliveries;
 mod sandbox;
 pub(crate) mod session;
 mod suspensions;
-mod topups;
+pub(crate) mod topups;
 mod webhook;
 
 use std::sync::Arc;
@@ -122,6 +123,13 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
             vec![get(Read, suspensions::show)],
         ),
         (
+            "/topups/{topup_id}/install-page",
+            vec![
+                post(Order, install_pages::open),
+                delete(Order, install_pages::end),
+            ],
+        ),
+        (
             "/topups/{topup_id}/extensions",
             vec![get(Read, extensions::list), post(Order, extensions::order)],
         ),
@@ -134,6 +142,13 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
             vec![get(Read, balance::statement)],
         ),
         ("/account", vec![get(Read, account::show)]),
+        (
+            "/account/install-pages",
+            vec![
+                get(Read, install_pages::show),
+                put(Keys, install_pages::set),
+            ],
+        ),
         (
             "/account/keys",
             vec![get(Keys, keys::list), post(Keys, keys::create)],

@@ -338,7 +338,7 @@ pub async fn partner(
              DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM events))
          )
          UPDATE partners
-         SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL,
+         SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, shop = NULL, install_urls = false,
              has_further_endpoints = false, old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
             partner_id.uuid(),

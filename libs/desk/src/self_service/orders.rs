@@ -144,6 +144,9 @@ pub struct PartnerUnit {
     /// The state of its delivery; none before the unit is ready.
     pub delivery: MaybeStored<DeliveryState>,
     pub delivered_at: Option<OffsetDateTime>,
+    /// The number of the page to install it from, if its partner wants the address in look-ups and
+    /// has not ended it. A unit that is not ready has none.
+    pub install_page: Option<i32>,
 }
 
 pub fn count(units: &[PartnerUnit]) -> Units {
@@ -174,7 +177,10 @@ macro_rules! units {
         sqlx::query!(
             r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
                       terms, metadata, order_metadata, has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status,
-                      refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery, delivered_at
+                      refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery, delivered_at,
+                      (SELECT coalesce(e.install_page, 1) FROM esims e, partners s
+                       WHERE e.topup_id = partner_units.topup_id AND s.partner_id = partner_units.partner_id
+                         AND s.install_urls AND e.ready_at IS NOT NULL AND e.erased_at IS NULL) AS install_page
                FROM partner_units WHERE "# + $condition
             $(, $argument)*
         )
@@ -206,6 +212,7 @@ macro_rules! units {
                 returned_at: row.returned_at,
                 delivery: row.delivery.into(),
                 delivered_at: row.delivered_at,
+                install_page: row.install_page.filter(|number| *number > 0),
             })
         })
     };

@@ -4,7 +4,10 @@
 use accounts::partners::keys::{self as stored, FurtherKey, PastKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::balances::{self, CreditLimit, EntryLine};
+use desk::{
+    operator::balances::{self, CreditLimit, EntryLine},
+    self_service::install_pages,
+};
 use domain::{Amount, Command, Environment, PartnerId, money::EntryKind, product::Currency};
 use pg::{PgConnection, Transaction, actions::ActionChange};
 use time::OffsetDateTime;
@@ -45,6 +48,8 @@ struct Page {
     old_secret: String,
     /// What its signatures have to cover.
     signed: &'static str,
+    /// How its pages to install from look.
+    travellers: String,
     kind: &'static str,
     limits: Vec<(&'static str, String)>,
     events: String,
@@ -263,6 +268,8 @@ pub(crate) async fn show(
     let further = further.into_iter();
     let ended = ended.into_iter();
     let money = money(&app, id, &visit.session).await?;
+    let pages = async |connection: &mut PgConnection| install_pages(connection, id).await;
+    let pages = app.database().run(pages).await?;
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         head: PartnerHead::new(partner, "access", &visit.session),
@@ -277,6 +284,10 @@ pub(crate) async fn show(
         } else {
             "path and time; query and body if the partner signs them, too"
         },
+        travellers: pages.map_or_else(
+            || "no pages to install from".to_owned(),
+            |pages| pages.shop.to_string(),
+        ),
         kind: if partner.environment == Environment::Live.as_str() {
             "live: orders cost money"
         } else {

@@ -13,7 +13,7 @@ use clap::{
     ArgGroup, Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use desk::self_service::{self, NoticeChannel};
+use desk::self_service::{self, InstallPages, NoticeChannel};
 use domain::{Environment, PartnerId, Stored, event::EventKind, standing::EndpointState};
 use pg::{
     Transaction,
@@ -278,10 +278,13 @@ pub async fn run(command: &PartnerCommand, console: &Console) -> anyhow::Result<
         PartnerCommand::Show(Show { which, .. }) => {
             let mut connection = console.connect().await?;
             let partner = find(&mut connection, &which.partner).await?;
-            let channel = self_service::channel(&mut connection, partner.partner_id.into()).await?;
+            let id = partner.partner_id.into();
+            let channel = self_service::channel(&mut connection, id).await?;
+            let install_pages = self_service::install_pages(&mut connection, id).await?;
             let shown = Shown {
                 partner,
                 notices: channel.as_ref().map(Notices::of),
+                install_pages,
             };
             console.print(&shown, || shown.describe())
         }
@@ -436,6 +439,8 @@ struct Shown {
     #[serde(flatten)]
     partner: Partner,
     notices: Option<Notices>,
+    /// What travellers see of the partner, if it has pages to install from.
+    install_pages: Option<InstallPages>,
 }
 
 /// The channel for notices. Its URL or address is left out, because output ends up in tickets and
@@ -474,10 +479,15 @@ impl Shown {
             let Notices { channel, state, .. } = notices;
             format!("{state} ({channel}{})", verified.unwrap_or_default())
         });
+        let pages = self.install_pages.as_ref();
+        let pages = pages.map(|pages| pages.shop.to_string());
         format!(
             "{}\n{}",
             describe(&self.partner),
-            properties(&[("notices", or_dash(notices))])
+            properties(&[
+                ("notices", or_dash(notices)),
+                ("travellers see", or_dash(pages))
+            ])
         )
     }
 }

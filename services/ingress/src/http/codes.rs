@@ -482,6 +482,21 @@ pub(crate) enum ErrorCode {
 
     #[strum(props(
         status = 409,
+        message = "Set how your pages to install from look first: PUT …/account/install-pages"
+    ))]
+    InstallPagesNotSet,
+
+    #[strum(props(status = 422, message = "The pages to install from: {}"))]
+    InstallPageInvalid,
+
+    #[strum(props(
+        status = 422,
+        message = "The contrast of brand and brand_ink is {} : 1, and at least 4.5 : 1 is needed"
+    ))]
+    ContrastTooLow,
+
+    #[strum(props(
+        status = 409,
         message = "The external_id names another extension of your account"
     ))]
     ExtensionDiffers,

@@ -399,6 +399,15 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "You have asked for the opposite, to resume or to suspend the eSIM, and that is under \
              way. Ask again when it has ended."
         }
+        ErrorCode::InstallPagesNotSet => {
+            "Your pages to install from have no name, colours and help yet, so there are none. Set \
+             them once with PUT …/account/install-pages."
+        }
+        ErrorCode::InstallPageInvalid => "The message names the field and what it must be.",
+        ErrorCode::ContrastTooLow => {
+            "Travellers could not read the text on your colour. Make one of the two colours lighter \
+             or darker: on any colour, either white or black can be read."
+        }
         ErrorCode::ExtensionDiffers => {
             "You have ordered another extension with this external_id: of another eSIM, or by \
              another option. This request bought nothing. Use a new id."

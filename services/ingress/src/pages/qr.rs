@@ -9,13 +9,7 @@
 //! [`crate::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their
 //! MAC.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv4Addr},
-    num::NonZeroU32,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use axum::{
@@ -26,39 +20,21 @@ use axum::{
 };
 use domain::ActivationCode;
 use fast_qr::{ECL, QRBuilder};
-use runtime::{listener, lock, rate_limit::RateLimit};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
 
+use super::turns::{self, TurnLimits, Turns};
 use crate::http::{codes::ErrorCode, connection::Connection, error::ApiError};
 
 /// The sizes that are drawn, in pixels of one side. A larger picture would cost too much memory and
 /// time.
 const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
 /// The blank border around the code, in modules, which the standard asks for.
-const QUIET_ZONE: usize = 4;
-
-/// How much is drawn.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Drawing {
-    /// Maximum number of pictures that are drawn at once. Further ones wait for up to `wait`.
-    pub(crate) at_once: usize,
-    /// Maximum number of pictures of one source that wait to be drawn next. A source is an IPv4
-    /// address or an IPv6 /64. Its further pictures wait until these are drawn, so a flood from one
-    /// source makes the pictures of the others wait for only so many of its own. Behind a proxy,
-    /// which is then the only source, the pictures are drawn in the order in which they were asked
-    /// for.
-    pub(crate) per_source: usize,
-    /// Maximum number of pictures that are drawn per second. Further ones wait for up to `wait`.
-    pub(crate) per_second: NonZeroU32,
-    /// Maximum time that a request waits for its picture to be drawn. After this time it gets a 503
-    /// with Retry-After.
-    pub(crate) wait: Duration,
-}
+pub(super) const QUIET_ZONE: usize = 4;
 
 /// Drawing costs processor time, anyone can ask for pictures, and orders come first: one at a time,
 /// and as many as take a tenth of one processor, because a picture takes a millisecond of it.
-pub(crate) const DRAWING: Drawing = Drawing {
+pub(crate) const DRAWING: TurnLimits = TurnLimits {
+    name: "qr",
     at_once: 1,
     per_source: 8,
     per_second: NonZeroU32::new(100).unwrap(),
@@ -68,99 +44,26 @@ pub(crate) const DRAWING: Drawing = Drawing {
 /// Draws pictures, and limits the processor time that this takes.
 pub(crate) struct QrRenderer {
     gate: QrGate,
-    permits: Arc<Semaphore>,
-    rate: RateLimit,
-    wait: Duration,
-    /// The limit of one source.
-    per_source: usize,
-    /// The sources whose pictures wait or are drawn, with the places in the queue that each has.
-    sources: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
-}
-
-/// The turn of a source, which counts its pictures as long as there are any.
-struct Turn {
-    renderer: Arc<QrRenderer>,
-    source: IpAddr,
-    places: Option<Arc<Semaphore>>,
-    place: Option<OwnedSemaphorePermit>,
-}
-
-impl Turn {
-    fn of(renderer: &Arc<QrRenderer>, source: IpAddr) -> Self {
-        let mut sources = lock(&renderer.sources);
-        let places = sources
-            .entry(source)
-            .or_insert_with(|| Arc::new(Semaphore::new(renderer.per_source)));
-        Self {
-            renderer: Arc::clone(renderer),
-            source,
-            places: Some(Arc::clone(places)),
-            place: None,
-        }
-    }
-
-    /// Waits for one of the places that the source has in the queue.
-    async fn wait(&mut self) {
-        if let Some(places) = self.places.clone() {
-            self.place = places.acquire_owned().await.ok();
-        }
-    }
-}
-
-impl Drop for Turn {
-    /// Frees the place, and forgets a source without pictures, so that the map does not grow with
-    /// every source that ever asked for one.
-    fn drop(&mut self) {
-        let mut sources = lock(&self.renderer.sources);
-        self.place = None;
-        self.places = None;
-        if sources
-            .get(&self.source)
-            .is_some_and(|places| Arc::strong_count(places) == 1)
-        {
-            sources.remove(&self.source);
-        }
-    }
+    turns: Arc<Turns>,
 }
 
 impl QrRenderer {
     /// Creates the renderer. It draws the pictures that `gate` allows, within the limits.
-    pub(crate) fn new(gate: QrGate, drawing: Drawing) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(drawing.at_once));
-        let rate = RateLimit::per_second(drawing.per_second);
-        Arc::new(Self {
-            gate,
-            permits,
-            rate,
-            wait: drawing.wait,
-            per_source: drawing.per_source,
-            sources: Mutex::default(),
-        })
+    pub(crate) fn new(gate: QrGate, drawing: TurnLimits) -> Arc<Self> {
+        let turns = Turns::new(drawing);
+        Arc::new(Self { gate, turns })
     }
 
-    /// Runs `draw` on a thread where blocking is allowed, or returns a 503 after `wait`. A request
-    /// beyond the limits waits instead of being refused at once. That slows a flood down, because
-    /// each of its connections must wait for its answer, and a waiting connection costs almost
-    /// nothing. Only a few pictures of each source stand in the queue that all sources share, so
-    /// that one source makes the others wait for no more than these.
+    /// Runs `draw` on a thread where blocking is allowed, once it is its turn.
     async fn run<T: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         source: IpAddr,
         draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let admission = async {
-            let mut turn = Turn::of(self, source);
-            turn.wait().await;
-            let permit = Arc::clone(&self.permits).acquire_owned().await;
-            self.rate.one().await;
-            permit.map(|permit| (turn, permit))
-        };
-        let Ok(Ok(admitted)) = tokio::time::timeout(self.wait, admission).await else {
-            return Err(ApiError::overloaded("qr"));
-        };
+        let turn = self.turns.turn(source).await?;
         let drawn = tokio::task::spawn_blocking(move || {
             let drawn = draw();
-            drop(admitted);
+            drop(turn);
             drawn
         });
         drawn
@@ -186,12 +89,7 @@ pub(crate) async fn show(
     let size = size
         .parse()
         .map_err(|_| ApiError::from(ErrorCode::NotFound))?;
-    // Only the fuzz targets have no connection.
-    let peer = connection.map_or(
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        |Extension(connection)| connection.peer.ip(),
-    );
-    let source = listener::source(peer);
+    let source = turns::source(connection);
     drawn(&renderer, source, &code, size, &uri).await
 }
 
@@ -271,6 +169,8 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -278,7 +178,7 @@ mod tests {
 
     /// A renderer of one picture at once.
     fn renderer(wait: Duration) -> Arc<QrRenderer> {
-        let drawing = Drawing {
+        let drawing = TurnLimits {
             per_second: NonZeroU32::MAX,
             wait,
             per_source: 1,
@@ -326,7 +226,7 @@ mod tests {
         let before =
             std::iter::from_fn(|| order.try_recv().ok()).position(|source| source == OTHER);
         assert!(before.unwrap() <= 1, "{before:?}");
-        assert!(lock(&renderer.sources).is_empty());
+        assert!(renderer.turns.is_idle());
     }
 
     #[tokio::test]

@@ -18,8 +18,8 @@ use utoipa::{
 };
 
 use super::{
-    account, balance, delivery_list, endpoints, esims, events, extensions, groups, keys, listen,
-    notices, options, orders, redeliveries, sandbox, suspensions, topups, webhook,
+    account, balance, delivery_list, endpoints, esims, events, extensions, groups, install_pages,
+    keys, listen, notices, options, orders, redeliveries, sandbox, suspensions, topups, webhook,
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
@@ -45,7 +45,7 @@ const PREFIX: &str = "X-Service-";
     paths(
         create::create_order, orders::list, orders::show, orders::cancel, topups::list, topups::show,
         topups::deliveries, topups::redeliver, esims::usage, esims::give_back,
-        esims::give_back_state, suspensions::suspend, suspensions::resume, suspensions::show, extensions::list, extensions::order, options::list, balance::show, balance::warn, balance::list, balance::statement, account::show, account::rotate, keys::list, keys::create, keys::change, keys::end, webhook::show, webhook::set,
+        esims::give_back_state, suspensions::suspend, suspensions::resume, suspensions::show, install_pages::open, install_pages::end, install_pages::show, install_pages::set, extensions::list, extensions::order, options::list, balance::show, balance::warn, balance::list, balance::statement, account::show, account::rotate, keys::list, keys::create, keys::change, keys::end, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,

@@ -21,11 +21,10 @@ use serde_json::value::RawValue;
 use store::{Unflushed, orders::OrderCancellation};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
-use webhooks::qr::QrUrls;
 
 use super::{
     query::{Query, cursor},
-    session::{PathId, Search, Session, json, or_archived},
+    session::{PathId, Search, SelfService, Session, json, or_archived},
     topups::{self, Topup},
 };
 use crate::http::{
@@ -193,9 +192,13 @@ impl Whole {
         profiles.collect()
     }
 
-    fn topups<'a>(&'a self, profiles: &'a [Option<Profile>], qr: &QrUrls) -> Vec<Topup<'a>> {
+    fn topups<'a>(
+        &'a self,
+        profiles: &'a [Option<Profile>],
+        service: &SelfService,
+    ) -> Result<Vec<Topup<'a>>, ApiError> {
         let both = self.units.iter().zip(profiles);
-        both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), qr))
+        both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), service))
             .collect()
     }
 
@@ -208,7 +211,7 @@ impl Whole {
         let profiles = self.profiles(session)?;
         let order = OrderResponse {
             summary: self.summary(),
-            topups: self.topups(&profiles, &session.service().qr),
+            topups: self.topups(&profiles, session.service())?,
         };
         Ok(json(StatusCode::OK, &order))
     }
@@ -394,12 +397,14 @@ async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Respon
     let found = found.filter(|whole| filter.takes(&whole.summary()));
     let profiles = found.as_ref().map(|whole| whole.profiles(session));
     let profiles = profiles.transpose()?.unwrap_or_default();
-    let listed = found.iter().map(|whole| ListedOrder {
-        summary: whole.summary(),
-        topups: Some(whole.topups(&profiles, &session.service().qr)),
+    let listed = found.iter().map(|whole| {
+        Ok(ListedOrder {
+            summary: whole.summary(),
+            topups: Some(whole.topups(&profiles, session.service())?),
+        })
     });
     let page = OrdersResponse {
-        orders: listed.collect(),
+        orders: listed.collect::<Result<_, ApiError>>()?,
         next_cursor: None,
     };
     Ok(json(StatusCode::OK, &page))

@@ -75,6 +75,8 @@ pub(crate) struct SelfService {
     pub(crate) resolving: Semaphore,
     /// Makes `qrcode_img_url` of eSIMs that are shown.
     pub(crate) qr: QrUrls,
+    /// The public base URL of ingress, without a final slash.
+    pub(crate) public_url: String,
     /// The providers whose options live partners may order.
     pub(crate) providers: Vec<String>,
     /// The sender of notices by e-mail; `None` if they can only go to URLs.

@@ -19,9 +19,10 @@ use serde::Serialize;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use vault::Purpose;
-use webhooks::{body::WebhookBody, event::failure, qr::QrUrls, qr::path_segment};
+use webhooks::{body::WebhookBody, event::failure, qr::path_segment};
 
 use super::{
+    install_pages,
     query::{Query, change_cursor},
     session::{PathId, Search, SelfService, Session, json, or_archived},
 };
@@ -77,26 +78,31 @@ pub(super) struct Topup<'a> {
     esim: Option<WebhookBody<'a>>,
     /// Links to pass on to the customer: null whenever `esim` is.
     install_links: Option<InstallLinks>,
+    /// The address of the page to install from, for the customer: only if your account has it in
+    /// look-ups. Left out before the eSIM is ready, and after you ended its page or its fields were erased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "https://esim.example.com/i/EMAs6JVpXs4UNFSj2jwBb8b1Zk9XnTgGqyXh")]
+    install_url: Option<String>,
 }
 
 /// Links that begin the installation of the eSIM when they are opened on the phone. They contain the
 /// activation code, so whoever has one can install the eSIM.
 #[derive(Serialize, ToSchema)]
-struct InstallLinks {
+pub(crate) struct InstallLinks {
     /// For iPhones and iPads with iOS 17.4 or newer.
     #[schema(
         example = "https://esimsetup.apple.com/esim_qrcode_provisioning?carddata=LPA:1$smdp.example.com$A1B2C3D4E5F60718"
     )]
-    ios: String,
+    pub(crate) ios: String,
     /// For Android phones that support such links.
     #[schema(
         example = "https://esimsetup.android.com/esim_qrcode_provisioning?carddata=LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718"
     )]
-    android: String,
+    pub(crate) android: String,
 }
 
 impl InstallLinks {
-    fn new(code: &ActivationCode) -> Self {
+    pub(crate) fn new(code: &ActivationCode) -> Self {
         let text = code.download_link();
         // An activation code consists of characters that a query may contain as they are. Apple
         // documents the link in this form, and Android in the percent-encoded one.
@@ -110,7 +116,11 @@ impl InstallLinks {
 
 impl<'a> Topup<'a> {
     /// Makes the description of a unit. `profile` is the decrypted profile if the unit is ready.
-    pub(super) fn new(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
+    pub(super) fn new(
+        unit: &'a PartnerUnit,
+        profile: Option<&'a Profile>,
+        service: &SelfService,
+    ) -> Result<Self, ApiError> {
         // Every field is named, so that a new one cannot be forgotten. The caller has opened
         // `profile`.
         let PartnerUnit {
@@ -128,12 +138,15 @@ impl<'a> Topup<'a> {
             returned_at,
             delivery,
             delivered_at,
+            install_page,
         } = unit;
+        let install_url = install_page.map(|number| install_pages::url(service, topup_id, number));
+        let qr = &service.qr;
         let Agreed { option_id, price } = agreed;
         let iccid = iccid.as_deref().unwrap_or_default();
         let esim =
             |profile| WebhookBody::new(topup_id, agreed, external_order_id, iccid, profile, qr);
-        Self {
+        Ok(Self {
             topup_id,
             external_order_id,
             option_id: *option_id,
@@ -150,15 +163,20 @@ impl<'a> Topup<'a> {
             returned_at: *returned_at,
             esim: profile.map(esim),
             install_links: profile.map(|profile| InstallLinks::new(&profile.code)),
-        }
+            install_url: install_url.transpose()?,
+        })
     }
 
     /// The description of a unit that is shown without its order.
-    fn alone(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
-        Self {
+    fn alone(
+        unit: &'a PartnerUnit,
+        profile: Option<&'a Profile>,
+        service: &SelfService,
+    ) -> Result<Self, ApiError> {
+        Ok(Self {
             order_metadata: unit.order_metadata.as_ref(),
-            ..Self::new(unit, profile, qr)
-        }
+            ..Self::new(unit, profile, service)?
+        })
     }
 }
 
@@ -190,7 +208,7 @@ pub(super) async fn show(
     });
     let unit = reading.await??;
     let profile = profile(&session, &unit)?;
-    let topup = Topup::alone(&unit, profile.as_ref(), &session.service().qr);
+    let topup = Topup::alone(&unit, profile.as_ref(), session.service())?;
     Ok(json(StatusCode::OK, &topup))
 }
 
@@ -265,14 +283,15 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         .map(|unit| profile(&session, unit))
         .collect::<Result<_, ApiError>>()?;
     let both = units.iter().zip(&profiles);
-    let qr = &session.service().qr;
-    let topups = both.map(|(unit, profile)| ListedTopup {
-        topup: Topup::alone(unit, profile.as_ref(), qr),
-        change: None,
-        updated_at: None,
+    let topups = both.map(|(unit, profile)| {
+        Ok(ListedTopup {
+            topup: Topup::alone(unit, profile.as_ref(), session.service())?,
+            change: None,
+            updated_at: None,
+        })
     });
     let found = TopupsResponse {
-        topups: topups.collect(),
+        topups: topups.collect::<Result<_, ApiError>>()?,
         next_cursor: None,
         complete_until: None,
     };
@@ -302,15 +321,16 @@ async fn walk(session: &Session, mut query: Query<'_>) -> Result<Response, ApiEr
         .iter()
         .map(|changed| profile(session, &changed.unit))
         .collect::<Result<_, ApiError>>()?;
-    let qr = &session.service().qr;
     let both = found.changes.iter().zip(&profiles);
-    let topups = both.map(|(changed, profile)| ListedTopup {
-        topup: Topup::alone(&changed.unit, profile.as_ref(), qr),
-        change: Some(changed.change),
-        updated_at: Some(changed.at),
+    let topups = both.map(|(changed, profile)| {
+        Ok(ListedTopup {
+            topup: Topup::alone(&changed.unit, profile.as_ref(), session.service())?,
+            change: Some(changed.change),
+            updated_at: Some(changed.at),
+        })
     });
     let answer = TopupsResponse {
-        topups: topups.collect(),
+        topups: topups.collect::<Result<_, ApiError>>()?,
         next_cursor: found.next.as_ref().map(change_cursor),
         complete_until: Some(found.complete_until),
     };

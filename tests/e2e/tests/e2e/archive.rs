@@ -83,6 +83,8 @@ async fn an_archived_order_is_gone_for_its_partner_and_its_id_stays_taken() {
         ("GET", format!("/topups/{topup}/suspension")),
         ("POST", format!("/topups/{topup}/suspend")),
         ("POST", format!("/topups/{topup}/resume")),
+        ("POST", format!("/topups/{topup}/install-page")),
+        ("DELETE", format!("/topups/{topup}/install-page")),
     ] {
         let answer = ask(&shop.client, method, &path).await.unwrap();
         assert_refused(&answer, 410, "order_archived");

@@ -41,6 +41,8 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         order POST /topups/{topup_id}/suspend
         order POST /topups/{topup_id}/resume
         order PUT /sandbox/balance/{currency}
+        order POST /topups/{topup_id}/install-page
+        order DELETE /topups/{topup_id}/install-page
         read GET /orders
         read GET /orders/{external_order_id}
         read GET /topups
@@ -52,6 +54,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         read GET /topups/{topup_id}/suspension
         read GET /options
         read GET /account
+        read GET /account/install-pages
         read GET /balance
         read GET /statements
         read GET /statements/{statement}
@@ -85,6 +88,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         webhooks PUT /balance/{currency}
         webhooks POST /sandbox/events
         keys POST /keys
+        keys PUT /account/install-pages
         keys GET /account/keys
         keys POST /account/keys
         keys PUT /account/keys/{key_id}

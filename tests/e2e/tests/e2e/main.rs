@@ -54,6 +54,7 @@ mod flushed;
 mod forged;
 mod forwarder;
 mod health;
+mod install_page;
 mod isolation;
 mod keys;
 mod limits;

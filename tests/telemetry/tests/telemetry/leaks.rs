@@ -43,6 +43,40 @@ async fn further_endpoint(shop: &Shop) -> Result<String> {
     Ok(secret)
 }
 
+/// Opens the page from which a traveller installs an eSIM, also after its end, and returns the tokens
+/// of both pages.
+async fn install_pages(shop: &Shop) -> Result<[String; 2]> {
+    let api = "/api/v1/api_partner";
+    let set = serde_json::json!({
+        "name": "Norvada", "brand": "#000000", "brand_ink": "#ffffff", "help_email": "help@norvada.example",
+        "install_urls": true,
+    });
+    let set = shop.client.post(set.to_string()).method("PUT");
+    let set = set.path(&format!("{api}/account/install-pages")).send();
+    anyhow::ensure!(set.await?.status == 200);
+    let order = shop.client.get(&format!("{api}/orders/arrives")).send();
+    let order = order.await?.json()?;
+    let topup = order["topups"][0]["topup_id"]
+        .as_str()
+        .context("no topup")?;
+    let path = format!("{api}/topups/{topup}/install-page");
+    let mut tokens = [String::new(), String::new()];
+    for token in &mut tokens {
+        let opened = shop.client.post("").path(&path).send().await?.json()?;
+        let url = opened["install_url"].as_str().context("no address")?;
+        *token = url.rsplit('/').next().unwrap_or_default().to_owned();
+        let http = http::client()?;
+        let page = http.get(format!("{url}?lang=de")).send().await?;
+        let code = order["topups"][0]["esim"]["activate_code"].as_str();
+        anyhow::ensure!(page.text().await?.contains(code.context("no code")?));
+        anyhow::ensure!(http.get(format!("{url}x")).send().await?.status() == 404);
+        let ended = shop.client.post("").method("DELETE").path(&path);
+        anyhow::ensure!(ended.send().await?.status == 200);
+        anyhow::ensure!(http.get(url).send().await?.status() == 404);
+    }
+    Ok(tokens)
+}
+
 /// An endpoint that echoes the request, as careless ones do: in the body, in headers, as an error.
 struct Echo {
     url: String,
@@ -205,6 +239,8 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         .await
         .unwrap();
 
+    let [first_page, second_page] = install_pages(&shop).await.unwrap();
+
     let told = told(&relay).await.unwrap();
     let mut secrets = real_values(&mut stack, &shop, &careless, &echo, &signatures);
     for mail in told {
@@ -213,6 +249,8 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     secrets.add("the address for notices", EMAIL);
     secrets.add("the code for notices", &code);
     secrets.add("a header of a further endpoint", GATEWAY_KEY);
+    secrets.add("the token of a page to install from", &first_page);
+    secrets.add("the token of the next page", &second_page);
     secrets.add_base64(
         "the secret of a further endpoint",
         further.trim_start_matches("whsec_"),
@@ -226,6 +264,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
                 .spans
                 .iter()
                 .any(|span| span.name == "GET /qr/{text}/{size}")
+            && book.spans.iter().any(|span| span.name == "GET /i/{token}")
             && book.spans.iter().any(|span| span.service == "sandbox")
             && book
                 .spans

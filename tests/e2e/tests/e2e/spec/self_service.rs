@@ -113,6 +113,11 @@ pub const ROWS: &[Row] = &rows! {
     "404: the give-back of an unknown topup", |w| get(w, &format!("{UNKNOWN_TOPUP}/give-back")) => NOT_FOUND;
     "404: an unknown topup is suspended", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/suspend")) => NOT_FOUND;
     "404: the suspension of an unknown topup", |w| get(w, &format!("{UNKNOWN_TOPUP}/suspension")) => NOT_FOUND;
+    "404: the page of an unknown topup", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/install-page")) => NOT_FOUND;
+    "404: the page of an unknown topup is ended", |w| ask(w, "DELETE", &format!("{UNKNOWN_TOPUP}/install-page")) => NOT_FOUND;
+    "405: GET on a page", |w| get(w, &format!("{UNKNOWN_TOPUP}/install-page")) => NOT_ALLOWED;
+    "401 on the look of pages", |w| get(w, "/account/install-pages").header(SIGNATURE, "no")
+        => Denied("Invalid signature.");
     "405: POST on a suspension", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/suspension")) => NOT_ALLOWED;
     "405: POST on the data use", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/usage")) => NOT_ALLOWED;
     "405: DELETE on a give-back", |w| ask(w, "DELETE", &format!("{UNKNOWN_TOPUP}/give-back")) => NOT_ALLOWED;
