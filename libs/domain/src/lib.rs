@@ -2,7 +2,8 @@
 //! placement, that of a give-back and that of an endpoint, what is told of the use of an eSIM, the
 //! kinds of what is remembered, the rotation of secrets, the names of lanes, what an order agrees
 //! about its units, what a partner keeps with it, what it pays, how it is cut into purchases, the
-//! standard fields of a product, what travellers see of a shop, the text forms of an eSIM profile, and keys that JSON repeats.
+//! standard fields of a product, what travellers see of a shop, the text forms of an eSIM profile,
+//! and keys that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and

@@ -271,8 +271,8 @@ impl Vault {
         Ok(digest.into_bytes()[..DIGEST].to_vec())
     }
 
-    /// Whether it is the digest of a text under any of the keys for a purpose, so that a digest stays
-    /// good while its key is replaced. The comparison takes constant time.
+    /// Whether it is the digest of a text under any of the keys for a purpose, so that a digest
+    /// stays good while its key is replaced. The comparison takes constant time.
     pub fn is_digest(&self, ring: Keyring, text: &[u8], given: &[u8]) -> Result<bool, VaultError> {
         let keys = self.keys(ring)?;
         let is_digest = |key: &MasterKey| {

@@ -27,6 +27,25 @@ pub fn path_segment(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
+/// The links that begin the installation of an eSIM when they are opened on the phone.
+pub struct OneTapLinks {
+    pub ios: String,
+    pub android: String,
+}
+
+impl OneTapLinks {
+    pub fn new(code: &ActivationCode) -> Self {
+        let text = code.download_link();
+        // An activation code consists of characters that a query may contain as they are. Apple
+        // documents the link in this form, and Android in the percent-encoded one.
+        let ios = format!("https://esimsetup.apple.com/esim_qrcode_provisioning?carddata={text}");
+        let text = path_segment(&text);
+        let android =
+            format!("https://esimsetup.android.com/esim_qrcode_provisioning?carddata={text}");
+        Self { ios, android }
+    }
+}
+
 /// Makes the URLs of pictures.
 #[derive(Clone, Debug)]
 pub struct QrUrls {

@@ -14,8 +14,8 @@
 //! and [`notices`] change where the service sends webhooks and notices, and [`install_pages`] what
 //! travellers see. [`tail`] follows orders and webhook attempts. [`webhooks`] lists missed webhooks
 //! and has them sent again. [`mcp`] lets an agent use the account. [`certify`] sends webhooks to an
-//! endpoint and judges its responses, and
-//! [`checklist`] lists what else must be true before real customers order.
+//! endpoint and judges its responses, and [`checklist`] lists what else must be true before real
+//! customers order.
 //!
 //! The service may be another than it should be, for example because `BASE_URL` is wrong. So what
 //! it sends is printed through `runtime::terminal`, which lets nothing through that changes a
@@ -329,7 +329,8 @@ enum AccountCommand {
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
     Notices(notices::NoticesCommand),
-    /// Get the address of a page from which a traveller installs, end it, or set how your pages look
+    /// Get the address of a page from which a traveller installs, end it, or set how your pages
+    /// look
     #[command(subcommand, after_help = install_pages::EXAMPLES)]
     InstallPage(install_pages::InstallPageCommand),
     /// Let an agent look at your account, and order if you allow it, by the Model Context Protocol

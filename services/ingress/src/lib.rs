@@ -85,7 +85,7 @@ use crate::{
         repeat::RepeatHeader,
     },
     pages::{
-        install::{self, InstallPages},
+        install::{self, TravellerPages},
         qr::{DRAWING, QrRenderer},
     },
     self_service::{openapi, session::SelfService},
@@ -500,7 +500,7 @@ fn router(
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
     let keys = parts.vault.webhook_keys().published();
-    let install_pages = InstallPages::new(parts.database.clone(), parts.vault.clone());
+    let install_pages = TravellerPages::new(parts.database.clone(), parts.vault.clone());
     let pages = pages::router(&config.brand, &document, &sources, keys)
         .merge(install::router(install_pages));
     Ok(routes::router(

@@ -37,7 +37,7 @@ mod redeliveries;
 mod sandbox;
 pub(crate) mod session;
 mod suspensions;
-pub(crate) mod topups;
+mod topups;
 mod webhook;
 
 use std::sync::Arc;

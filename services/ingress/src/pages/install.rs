@@ -1,7 +1,6 @@
 //! The page from which a traveller installs an eSIM: `GET /i/<token>`.
 //!
-//! The token names the topup and has a keyed digest of it and of the number of the page, 128 bits
-//! long, so that nobody can make one, and nothing has to be stored before a page is ended
+//! Its [token](crate::access::install_token) is good until the page is ended
 //! ([`desk::self_service::end_install_page`]).
 //!
 //! Guarantees: the activation code is in the page and in its one-tap links alone, and only while
@@ -22,20 +21,22 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use desk::self_service::{self, InstallPage};
-use domain::{PageLanguage, TopupId, shop::Colour};
+use domain::{PageLanguage, shop::Colour};
 use pg::{Database, PgConnection};
 use strum::VariantArray;
-use vault::{Keyring, Vault, VaultError};
+use vault::Vault;
 
 use super::turns::{self, TurnLimits, Turns};
-use crate::http::{codes::ErrorCode, connection::Connection, error::ApiError};
+use crate::{
+    access::install_token::GivenToken,
+    http::{codes::ErrorCode, connection::Connection, error::ApiError},
+};
 
 mod texts;
 mod view;
 
-use self::view::Progress;
+use self::view::EsimProgress;
 
 /// The path of a page. It holds the token, so it must never be logged.
 pub(crate) const PAGE: &str = "/i/{token}";
@@ -53,58 +54,14 @@ const READING: TurnLimits = TurnLimits {
     per_second: NonZeroU32::new(100).unwrap(),
     wait: Duration::from_secs(1),
 };
-/// The bytes of the topup id in a token: its 26 digits as a number.
-const ID: usize = 11;
-
-/// What the digest of a token is of. No activation code has this form, whose digests the same key
-/// makes.
-fn signed(topup_id: &TopupId, number: i32) -> String {
-    format!("install-page/{topup_id}/{number}")
-}
-
-/// The token of a page.
-pub(crate) fn token(vault: &Vault, topup_id: &TopupId, number: i32) -> Result<String, VaultError> {
-    let digits: u128 = topup_id.as_str().parse().unwrap_or_default();
-    let mut bytes = digits.to_be_bytes()[16 - ID..].to_vec();
-    bytes.extend(vault.digest(Keyring::Profiles, signed(topup_id, number).as_bytes())?);
-    Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
-}
-
-/// A token as it was sent: nothing says yet that it is valid.
-struct GivenToken {
-    topup_id: TopupId,
-    digest: Vec<u8>,
-}
-
-impl GivenToken {
-    fn parse(text: &str) -> Option<Self> {
-        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (id, digest) = bytes.split_at_checked(ID)?;
-        let mut digits = [0; 16];
-        digits[16 - ID..].copy_from_slice(id);
-        let digits = format!("{:026}", u128::from_be_bytes(digits));
-        Some(Self {
-            topup_id: digits.parse().ok()?,
-            digest: digest.to_vec(),
-        })
-    }
-
-    /// Whether it is that of the page with this number.
-    fn is_of(&self, vault: &Vault, number: i32) -> Result<bool, VaultError> {
-        let text = signed(&self.topup_id, number);
-        let is_digest = vault.is_digest(Keyring::Profiles, text.as_bytes(), &self.digest)?;
-        Ok(is_digest && number > 0)
-    }
-}
-
 /// What the pages need.
-pub(crate) struct InstallPages {
+pub(crate) struct TravellerPages {
     database: Database,
     vault: Vault,
     turns: Arc<Turns>,
 }
 
-impl InstallPages {
+impl TravellerPages {
     pub(crate) fn new(database: Database, vault: Vault) -> Arc<Self> {
         let turns = Turns::new(READING);
         Arc::new(Self {
@@ -129,7 +86,7 @@ impl InstallPages {
 }
 
 /// Makes the routes of the page and of what it loads.
-pub(crate) fn router(pages: Arc<InstallPages>) -> Router {
+pub(crate) fn router(pages: Arc<TravellerPages>) -> Router {
     let style = (
         "text/css; charset=utf-8",
         include_str!("install/install.css"),
@@ -178,7 +135,7 @@ async fn colours(Path(pair): Path<String>) -> Result<Response, ApiError> {
 
 /// `GET /i/<token>[?lang=<language>]`: the page.
 async fn show(
-    State(pages): State<Arc<InstallPages>>,
+    State(pages): State<Arc<TravellerPages>>,
     connection: Option<Extension<Arc<Connection>>>,
     path: Option<Path<String>>,
     uri: Uri,
@@ -196,7 +153,7 @@ async fn show(
         let given = given.ok_or(ErrorCode::NotFound)?;
         let found = pages.read(&given).await.map_err(ApiError::Internal)?;
         let page = found.ok_or(ErrorCode::NotFound)?;
-        let progress = Progress::of(&page, runtime::clock::now()).ok_or(ErrorCode::NotFound)?;
+        let progress = EsimProgress::of(&page, runtime::clock::now()).ok_or(ErrorCode::NotFound)?;
         let written = || {
             let profile = view::profile(&pages.vault, &given.topup_id, &page, progress)?;
             let language = language(&page.shop.languages);
@@ -229,64 +186,4 @@ fn notice(error: ApiError, language: PageLanguage) -> Response {
             .insert(header::RETRY_AFTER, wait.clone());
     }
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn vault(text: &str) -> Vault {
-        Vault::parse(&text.to_owned().into()).unwrap()
-    }
-
-    const NEW: &str = "new:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
-    const OLD: &str = "old:AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
-
-    #[test]
-    fn a_token_is_good_for_one_page_of_one_topup() {
-        let topup: TopupId = "20250129123456123456789012".parse().unwrap();
-        let other: TopupId = "00000000000000000000000001".parse().unwrap();
-        let old = vault(OLD);
-        let text = token(&old, &topup, 1).unwrap();
-        assert_eq!(text.len(), 36);
-        let given = GivenToken::parse(&text).unwrap();
-        assert_eq!(given.topup_id, topup);
-        assert!(given.is_of(&old, 1).unwrap());
-        // It stays good while the master key is replaced.
-        assert!(given.is_of(&vault(&format!("{NEW},{OLD}")), 1).unwrap());
-        assert!(!given.is_of(&vault(NEW), 1).unwrap());
-        for number in [0, -1, 2] {
-            assert!(!given.is_of(&old, number).unwrap(), "{number}");
-        }
-        let mut of_other = GivenToken::parse(&token(&old, &other, 1).unwrap()).unwrap();
-        assert_eq!(of_other.topup_id, other);
-        of_other.topup_id = topup;
-        assert!(!of_other.is_of(&old, 1).unwrap());
-    }
-
-    #[test]
-    fn what_is_no_token_is_refused() {
-        let vault = vault(OLD);
-        let topup: TopupId = "20250129123456123456789012".parse().unwrap();
-        let good = token(&vault, &topup, 1).unwrap();
-        for at in 0..good.len() {
-            let mut bytes = good.clone().into_bytes();
-            bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
-            let changed = String::from_utf8(bytes).unwrap();
-            let is_good =
-                GivenToken::parse(&changed).is_some_and(|one| one.is_of(&vault, 1).unwrap());
-            assert!(!is_good, "{changed}");
-        }
-        for bad in [
-            "",
-            "A",
-            &good[..35],
-            &good[..16],
-            "_".repeat(36).as_str(),
-            &format!("{good}AAAA"),
-        ] {
-            let is_good = GivenToken::parse(bad).is_some_and(|one| one.is_of(&vault, 1).unwrap());
-            assert!(!is_good, "{bad}");
-        }
-    }
 }

@@ -21,29 +21,16 @@ use webhooks::mail::EmailAddress;
 use super::{
     esims,
     fields::BodyFields,
-    session::{PathId, SelfService, Session, json, or_archived},
+    session::{PathId, Session, json, or_archived},
 };
-use crate::{
-    http::{
-        body,
-        codes::ErrorCode,
-        error::{ApiError, RequestFault},
-    },
-    pages::install::token,
+use crate::http::{
+    body,
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The longest URL of help, in bytes.
 const LONGEST_URL: usize = 2048;
-
-/// The address of the page with this number.
-pub(super) fn url(
-    service: &SelfService,
-    topup_id: &TopupId,
-    number: i32,
-) -> Result<String, ApiError> {
-    let token = token(&service.vault, topup_id, number).map_err(ApiError::internal)?;
-    Ok(format!("{}/i/{token}", service.public_url))
-}
 
 /// How your pages to install from look.
 #[derive(Serialize, ToSchema)]
@@ -63,13 +50,13 @@ struct InstallPageSettings {
     /// A page with your help, an https URL.
     #[schema(example = "https://norvada.example/help")]
     help_url: Option<String>,
-    /// The languages that travellers can choose from: `en`, `de`, `es`, `fr`, `it`, `pt`, `ar`, `ja`,
-    /// `ko` and `zh-Hans`. The first one is shown to those who read none of them. All, if it is left
-    /// out.
+    /// The languages that travellers can choose from: `en`, `de`, `es`, `fr`, `it`, `pt`, `ar`,
+    /// `ja`, `ko` and `zh-Hans`. The first one is shown to those who read none of them. All, if it
+    /// is left out.
     #[schema(example = json!(["en", "ja"]))]
     languages: Option<Vec<String>>,
-    /// Whether your look-ups of topups show the address of each page as `install_url`; false if it is
-    /// left out.
+    /// Whether your look-ups of topups show the address of each page as `install_url`; false if it
+    /// is left out.
     install_urls: Option<bool>,
 }
 
@@ -193,10 +180,10 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 
 /// Set how your pages to install from look
 ///
-/// A page to install from is a web page for your customer: with a QR code, a button for one tap, the
-/// codes to type, the steps for each phone and the state of the eSIM, in your name and your colours
-/// and in the customer's language. It names nobody but you. This sets all of it; what you leave out is
-/// not kept.
+/// A page to install from is a web page for your customer: with a QR code, a button for one tap,
+/// the codes to type, the steps for each phone and the state of the eSIM, in your name and your
+/// colours and in the customer's language. It names nobody but you. This sets all of it; what you
+/// leave out is not kept.
 #[utoipa::path(put, path = "/account/install-pages", operation_id = "set_install_pages", tag = "Account", request_body = InstallPageSettings,
     responses(
         (status = 200, description = "How they look now", body = InstallPageSettings),
@@ -227,10 +214,10 @@ struct InstallPageResponse<'a> {
 
 /// Get the address of a page to install from
 ///
-/// Give it to the customer who will use the eSIM, and to nobody else. A repeat gets the same address,
-/// unless you have ended the page: then there is a new one, and the old one stays ended. The page
-/// shows the activation code until the eSIM is installed, and what is left of its data from your last
-/// look-up or ours, with its time. It ends when the fields of the eSIM are erased.
+/// Give it to the customer who will use the eSIM, and to nobody else. A repeat gets the same
+/// address, unless you have ended the page: then there is a new one, and the old one stays ended.
+/// The page shows the activation code until the eSIM is installed, and what is left of its data
+/// from your last look-up or ours, with its time. It ends when the fields of the eSIM are erased.
 #[utoipa::path(post, path = "/topups/{topup_id}/install-page", operation_id = "open_install_page", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
@@ -253,15 +240,15 @@ pub(super) async fn open(
     let number = opening.await?.ok_or(ErrorCode::TopupErased)?;
     let opened = InstallPageResponse {
         topup_id: &id,
-        install_url: Some(url(session.service(), &id, number)?),
+        install_url: Some(session.service().install_url(&id, number)?),
     };
     Ok(json(StatusCode::OK, &opened))
 }
 
 /// End a page to install from
 ///
-/// Its address leads nowhere from now on, for example because it reached somebody else. The eSIM stays
-/// as it is: an activation code that somebody has seen still installs it.
+/// Its address leads nowhere from now on, for example because it reached somebody else. The eSIM
+/// stays as it is: an activation code that somebody has seen still installs it.
 #[utoipa::path(delete, path = "/topups/{topup_id}/install-page", operation_id = "end_install_page", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(

@@ -20,7 +20,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use domain::{Environment, PartnerId, Right};
+use domain::{Environment, PartnerId, Right, TopupId};
 use http_body::{Frame, SizeHint};
 use pg::{Database, PgConnection};
 use serde::Serialize;
@@ -35,7 +35,7 @@ use super::query;
 use crate::{
     access::{
         authentication::SignedRequest, directory::KnownPartner, gate::RequestGate,
-        in_flight::InFlightPermit,
+        in_flight::InFlightPermit, install_token::token,
     },
     http::{
         body,
@@ -85,6 +85,15 @@ pub(crate) struct SelfService {
     pub(crate) source_addresses: Vec<String>,
     /// The soft stop, which ends requests that wait for something to happen.
     pub(crate) stop: CancellationToken,
+}
+
+impl SelfService {
+    /// The address of the page to install a topup from that has this number. It is as good as the
+    /// activation code, so never log it.
+    pub(super) fn install_url(&self, topup_id: &TopupId, number: i32) -> Result<String, ApiError> {
+        let token = token(&self.vault, topup_id, number).map_err(ApiError::internal)?;
+        Ok(format!("{}/i/{token}", self.public_url))
+    }
 }
 
 /// The path of the long poll.

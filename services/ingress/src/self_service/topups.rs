@@ -19,10 +19,9 @@ use serde::Serialize;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use vault::Purpose;
-use webhooks::{body::WebhookBody, event::failure, qr::path_segment};
+use webhooks::{body::WebhookBody, event::failure, qr::OneTapLinks};
 
 use super::{
-    install_pages,
     query::{Query, change_cursor},
     session::{PathId, Search, SelfService, Session, json, or_archived},
 };
@@ -79,7 +78,8 @@ pub(super) struct Topup<'a> {
     /// Links to pass on to the customer: null whenever `esim` is.
     install_links: Option<InstallLinks>,
     /// The address of the page to install from, for the customer: only if your account has it in
-    /// look-ups. Left out before the eSIM is ready, and after you ended its page or its fields were erased.
+    /// look-ups. Left out before the eSIM is ready, and after you ended its page or its fields were
+    /// erased.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "https://esim.example.com/i/EMAs6JVpXs4UNFSj2jwBb8b1Zk9XnTgGqyXh")]
     install_url: Option<String>,
@@ -88,28 +88,22 @@ pub(super) struct Topup<'a> {
 /// Links that begin the installation of the eSIM when they are opened on the phone. They contain the
 /// activation code, so whoever has one can install the eSIM.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct InstallLinks {
+struct InstallLinks {
     /// For iPhones and iPads with iOS 17.4 or newer.
     #[schema(
         example = "https://esimsetup.apple.com/esim_qrcode_provisioning?carddata=LPA:1$smdp.example.com$A1B2C3D4E5F60718"
     )]
-    pub(crate) ios: String,
+    ios: String,
     /// For Android phones that support such links.
     #[schema(
         example = "https://esimsetup.android.com/esim_qrcode_provisioning?carddata=LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718"
     )]
-    pub(crate) android: String,
+    android: String,
 }
 
 impl InstallLinks {
-    pub(crate) fn new(code: &ActivationCode) -> Self {
-        let text = code.download_link();
-        // An activation code consists of characters that a query may contain as they are. Apple
-        // documents the link in this form, and Android in the percent-encoded one.
-        let ios = format!("https://esimsetup.apple.com/esim_qrcode_provisioning?carddata={text}");
-        let text = path_segment(&text);
-        let android =
-            format!("https://esimsetup.android.com/esim_qrcode_provisioning?carddata={text}");
+    fn new(code: &ActivationCode) -> Self {
+        let OneTapLinks { ios, android } = OneTapLinks::new(code);
         Self { ios, android }
     }
 }
@@ -140,7 +134,7 @@ impl<'a> Topup<'a> {
             delivered_at,
             install_page,
         } = unit;
-        let install_url = install_page.map(|number| install_pages::url(service, topup_id, number));
+        let install_url = install_page.map(|number| service.install_url(topup_id, number));
         let qr = &service.qr;
         let Agreed { option_id, price } = agreed;
         let iccid = iccid.as_deref().unwrap_or_default();

@@ -43,8 +43,8 @@ async fn further_endpoint(shop: &Shop) -> Result<String> {
     Ok(secret)
 }
 
-/// Opens the page from which a traveller installs an eSIM, also after its end, and returns the tokens
-/// of both pages.
+/// Opens the page from which a traveller installs an eSIM, also after its end, and returns the
+/// tokens of both pages.
 async fn install_pages(shop: &Shop) -> Result<[String; 2]> {
     let api = "/api/v1/api_partner";
     let set = serde_json::json!({

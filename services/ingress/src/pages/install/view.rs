@@ -15,13 +15,14 @@ use fast_qr::{ECL, QRBuilder};
 use serde_json::{Map, Value};
 use time::{Date, OffsetDateTime, format_description::well_known::Iso8601};
 use vault::Vault;
+use webhooks::qr::OneTapLinks;
 
 use super::texts::{Filling, Fillings, Texts};
-use crate::{pages::qr::QUIET_ZONE, self_service::topups::InstallLinks};
+use crate::pages::qr::QUIET_ZONE;
 
 /// What has become of the eSIM, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum EsimProgress {
     /// Nothing says whether it is installed.
     Ready,
     /// The provider says that it is not installed.
@@ -33,7 +34,7 @@ pub(super) enum Progress {
     Returned(OffsetDateTime),
 }
 
-impl Progress {
+impl EsimProgress {
     /// What is known of the eSIM of a page. `None` if there is nothing to show: it is not ready, or
     /// its fields were erased.
     pub(super) fn of(page: &InstallPage, now: OffsetDateTime) -> Option<Self> {
@@ -138,7 +139,7 @@ impl ShownCode {
                 column += dark.max(1);
             }
         }
-        let InstallLinks { ios, android } = InstallLinks::new(code);
+        let OneTapLinks { ios, android } = OneTapLinks::new(code);
         Ok(Self {
             ios,
             android,
@@ -248,7 +249,7 @@ fn heading(page: &InstallPage, texts: &Texts, fillings: &mut Fillings) -> String
 pub(super) fn written(
     page: &InstallPage,
     profile: Option<&Profile>,
-    progress: Progress,
+    progress: EsimProgress,
     language: PageLanguage,
     device: &'static str,
 ) -> anyhow::Result<String> {
@@ -282,28 +283,28 @@ pub(super) fn written(
             }
         }
     }
-    if let Progress::Ended(at) | Progress::Returned(at) = progress {
+    if let EsimProgress::Ended(at) | EsimProgress::Returned(at) = progress {
         fillings.insert("date", Filling::Name(texts.date(at.date())));
     }
     let (state, mark) = match progress {
-        Progress::Ready => ("state.ready", ""),
-        Progress::New => ("state.new", ""),
-        Progress::Installed => ("state.installed", "good"),
-        Progress::Using if has_all => ("state.using", "good"),
-        Progress::Using => ("state.using.some", "good"),
-        Progress::UsedUp => ("state.used", "warn"),
-        Progress::Ended(_) | Progress::Returned(_) => ("state.ended", "none"),
+        EsimProgress::Ready => ("state.ready", ""),
+        EsimProgress::New => ("state.new", ""),
+        EsimProgress::Installed => ("state.installed", "good"),
+        EsimProgress::Using if has_all => ("state.using", "good"),
+        EsimProgress::Using => ("state.using.some", "good"),
+        EsimProgress::UsedUp => ("state.used", "warn"),
+        EsimProgress::Ended(_) | EsimProgress::Returned(_) => ("state.ended", "none"),
     };
     let outcome = match progress {
-        Progress::Ended(_) => "ended.what",
-        Progress::Returned(_) => "returned.what",
-        Progress::Ready
-        | Progress::New
-        | Progress::Installed
-        | Progress::Using
-        | Progress::UsedUp => "used.what",
+        EsimProgress::Ended(_) => "ended.what",
+        EsimProgress::Returned(_) => "returned.what",
+        EsimProgress::Ready
+        | EsimProgress::New
+        | EsimProgress::Installed
+        | EsimProgress::Using
+        | EsimProgress::UsedUp => "used.what",
     };
-    let is_unused = progress.has_code() || progress == Progress::Installed;
+    let is_unused = progress.has_code() || progress == EsimProgress::Installed;
     let profile = profile.filter(|_| is_unused);
     let by = profile.and_then(|profile| {
         let date = Date::parse(&profile.expired_date, &Iso8601::DATE).ok()?;
@@ -339,12 +340,12 @@ pub(super) fn written(
         code: code
             .map(|profile| ShownCode::new(&profile.code))
             .transpose()?,
-        is_installed: progress == Progress::Installed,
-        is_using: progress == Progress::Using,
+        is_installed: progress == EsimProgress::Installed,
+        is_using: progress == EsimProgress::Using,
         left,
-        meter: meter.filter(|_| matches!(progress, Progress::Using | Progress::UsedUp)),
+        meter: meter.filter(|_| matches!(progress, EsimProgress::Using | EsimProgress::UsedUp)),
         outcome,
-        is_over: matches!(progress, Progress::Ended(_) | Progress::Returned(_)),
+        is_over: matches!(progress, EsimProgress::Ended(_) | EsimProgress::Returned(_)),
         apn: facts.apn,
         texts,
         fillings,
@@ -357,9 +358,9 @@ pub(super) fn profile(
     vault: &Vault,
     topup_id: &domain::TopupId,
     page: &InstallPage,
-    progress: Progress,
+    progress: EsimProgress,
 ) -> anyhow::Result<Option<Profile>> {
-    let is_shown = progress.has_code() || progress == Progress::Installed;
+    let is_shown = progress.has_code() || progress == EsimProgress::Installed;
     let sealed = page.profile.as_deref().filter(|_| is_shown);
     let open = |sealed| Profile::open(vault, page.partner_id, topup_id, sealed);
     Ok(sealed.map(open).transpose()?)
@@ -463,7 +464,7 @@ mod tests {
     }
 
     fn shown(page: &InstallPage, language: PageLanguage) -> String {
-        let progress = Progress::of(page, NOW).unwrap();
+        let progress = EsimProgress::of(page, NOW).unwrap();
         written(page, Some(&profile()), progress, language, "any").unwrap()
     }
 
@@ -540,10 +541,10 @@ mod tests {
         assert!(!html.contains("8D3A0D8E41C74B6F"));
         let mut erased = page();
         erased.profile = None;
-        assert_eq!(Progress::of(&erased, NOW), None);
+        assert_eq!(EsimProgress::of(&erased, NOW), None);
         let mut processing = page();
         processing.state = PartnerUnitState::Processing;
-        assert_eq!(Progress::of(&processing, NOW), None);
+        assert_eq!(EsimProgress::of(&processing, NOW), None);
     }
 
     #[test]
