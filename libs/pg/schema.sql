@@ -16,6 +16,10 @@ TABLE account_entries
     reason text
     made_by text NOT NULL
     at timestamp with time zone NOT NULL
+    provider text
+    option_id uuid
+    cost bigint
+    cost_currency text
     CONSTRAINT account_entries_account FOREIGN KEY (partner_id, currency) REFERENCES accounts(partner_id, currency)
     CONSTRAINT account_entries_amounts CHECK (
 CASE kind
@@ -26,7 +30,8 @@ CASE kind
     WHEN 'deposit'::text THEN ((amount > 0) AND (released = 0))
     ELSE ((amount <> 0) AND (released = 0))
 END)
-    CONSTRAINT account_entries_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference), octet_length(reason), octet_length(made_by)) <= 100000)))
+    CONSTRAINT account_entries_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(currency), octet_length(kind), octet_length(topup_id), octet_length(reference), octet_length(reason), octet_length(made_by), octet_length(provider), octet_length(cost_currency)) <= 100000))) NOT VALID
+    CONSTRAINT account_entries_cost CHECK ((cost >= 0)) NOT VALID
     CONSTRAINT account_entries_kind CHECK ((kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text, 'deposit'::text, 'adjustment'::text])))
     CONSTRAINT account_entries_pkey PRIMARY KEY (partner_id, currency, number)
     CONSTRAINT account_entries_subject CHECK ((((topup_id IS NOT NULL) = (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text, 'refund'::text]))) AND ((reference IS NOT NULL) = (kind = ANY (ARRAY['deposit'::text, 'adjustment'::text]))) AND ((extension_id IS NULL) OR (kind = ANY (ARRAY['charge'::text, 'release'::text, 'late_charge'::text])))))
@@ -43,6 +48,7 @@ CASE kind
     ELSE kind
 END)) WHERE ((topup_id IS NOT NULL) AND (extension_id IS NULL))
     CREATE TRIGGER account_entry_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON public.account_entries FOR EACH STATEMENT EXECUTE FUNCTION account_entry_stays()
+    CREATE TRIGGER entry_costed BEFORE INSERT ON public.account_entries FOR EACH ROW WHEN ((new.kind = ANY (ARRAY['charge'::text, 'late_charge'::text, 'refund'::text]))) EXECUTE FUNCTION entry_costed()
     POLICY all_rows USING true WITH CHECK true
 
 TABLE accounts
@@ -794,7 +800,8 @@ TABLE walks
     began_at timestamp with time zone NOT NULL DEFAULT now()
     fence_at timestamp with time zone
     fence_xid xid8
-    CONSTRAINT walks_bounds CHECK ((((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (LEAST(began_at, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(after)) <= 100000)))
+    result jsonb
+    CONSTRAINT walks_bounds CHECK ((((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (LEAST(began_at, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(after), pg_column_size(result)) <= 100000))) NOT VALID
     CONSTRAINT walks_days CHECK (((days >= 1) AND (days <= 36500)))
     CONSTRAINT walks_pkey PRIMARY KEY (name)
     POLICY walks_of_stage USING 
@@ -1048,6 +1055,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.cost_of(option uuid, at_provider text, product text)
+ RETURNS TABLE(cost bigint, currency text)
+ LANGUAGE sql
+ STABLE
+AS $function$
+    SELECT known.cost, o.cost_currency
+    FROM options o
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN o.provider_option_id = product THEN o.cost
+                    ELSE (substring(product FROM '@([0-9]{1,12}(?:[.][0-9]{1,4})?)$')::numeric * 10000)::bigint END AS cost
+    ) known
+    WHERE o.option_id = option AND o.provider = at_provider AND o.cost_currency IS NOT NULL AND known.cost IS NOT NULL
+$function$
+
 CREATE OR REPLACE FUNCTION public.deliver_new_profile()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1147,6 +1168,32 @@ BEGIN
     VALUES (NEW.endpoint_id, 'moved', '', 'moved', NEW.partner_id, now())
     ON CONFLICT (id) DO UPDATE SET at = excluded.at;
     RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.entry_costed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    product text;
+BEGIN
+    IF NEW.extension_id IS NOT NULL THEN
+        SELECT x.provider, x.option_id, x.provider_option_id INTO NEW.provider, NEW.option_id, product
+        FROM extensions x WHERE x.extension_id = NEW.extension_id;
+    ELSIF NEW.kind = 'refund' THEN
+        SELECT n.provider, n.option_id, n.cost, n.cost_currency INTO NEW.provider, NEW.option_id, NEW.cost, NEW.cost_currency
+        FROM account_entries n
+        WHERE n.topup_id = NEW.topup_id AND n.extension_id IS NULL AND n.kind IN ('charge', 'late_charge');
+        RETURN NEW;
+    ELSE
+        SELECT p.provider, t.option_id, t.provider_option_id INTO NEW.provider, NEW.option_id, product
+        FROM topups t JOIN placements p ON p.placement_id = t.placement_id WHERE t.topup_id = NEW.topup_id;
+    END IF;
+    SELECT c.cost, c.currency INTO NEW.cost, NEW.cost_currency FROM cost_of(NEW.option_id, NEW.provider, product) c;
+    RETURN NEW;
 END
 $function$
 

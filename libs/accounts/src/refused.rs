@@ -73,6 +73,26 @@ pub async fn since(
     Ok(pg::count(number.fetch_one(connection).await?))
 }
 
+/// The codes of the refused orders of these partners since a time, but for those above a limit of
+/// a partner, with how often each is among those that are stored; the most frequent first.
+pub async fn codes_since(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+    since: OffsetDateTime,
+) -> Result<Vec<(String, u64)>> {
+    let codes = sqlx::query!(
+        r#"SELECT reason, count(*) AS "number!" FROM refused_requests
+           WHERE partner_id = ANY ($1) AND kind = 'order' AND at >= $2 AND status BETWEEN 400 AND 499 AND status NOT IN (401, 429)
+           GROUP BY reason ORDER BY 2 DESC, reason"#,
+        partners,
+        since,
+    );
+    let rows = codes.fetch_all(connection).await?.into_iter();
+    Ok(rows
+        .map(|row| (row.reason, pg::count(row.number)))
+        .collect())
+}
+
 /// Stores refused requests, and deletes those of their partners that are more than the `newest` of
 /// their kind.
 pub async fn keep(

@@ -8,6 +8,7 @@
 pub mod accounts;
 pub mod activation;
 pub mod balances;
+pub mod books;
 pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
@@ -18,6 +19,7 @@ pub mod erase;
 pub mod esim_changes;
 pub mod health;
 pub mod looking;
+pub mod margin;
 pub mod minute;
 pub mod options;
 pub mod order_extensions;

@@ -7,7 +7,7 @@ GRANT SELECT ON system, options, orders, placements, topups, work, held, deliver
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, disabled_at,
               max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, erased_at,
-              created_at, version, shop, install_urls)
+              created_at, version, shop, install_urls, price_list)
     ON partners TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, code_until, failures,
               blocks, blocked_until, probe, paused_by_partner, moving_since, failing_since, told, told_at, exhausted_told_at,
@@ -80,6 +80,9 @@ GRANT SELECT,
     INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
     ON history TO esim_console;
 
--- What it shows of prices and accounts. Whoever resolves a placement locks the account first.
+-- What it shows of prices and accounts, and what its operators book. Entries are written by functions only. Whoever resolves a
+-- placement locks the account first.
+GRANT INSERT (partner_id, currency, credit_limit), UPDATE (credit_limit) ON accounts TO esim_console;
+GRANT EXECUTE ON FUNCTION book_entry(uuid, text, text, bigint, text, text, text) TO esim_console;
 GRANT SELECT ON price_lists, prices, accounts, account_entries TO esim_console;
 GRANT EXECUTE ON FUNCTION lock_accounts(uuid[]) TO esim_console;

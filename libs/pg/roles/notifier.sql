@@ -1,6 +1,6 @@
 -- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
 -- is past its term.
-GRANT SELECT (partner_id, environment, old_keys_until, has_further_endpoints, disabled_at, created_at)
+GRANT SELECT (partner_id, name, environment, price_list, old_keys_until, has_further_endpoints, disabled_at, created_at)
     ON partners TO esim_notifier;
 -- The health of endpoints, and the codes that verify channels for notices.
 GRANT SELECT, UPDATE (failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told, told_at,
@@ -20,6 +20,10 @@ GRANT SELECT ON price_lists, prices TO esim_notifier;
 GRANT SELECT (price_list) ON partners TO esim_notifier;
 -- Retention keeps the profile of an eSIM that is being extended.
 GRANT SELECT (topup_id, state) ON extensions TO esim_notifier;
+-- The comparison of accounts with what was ordered, and what its metrics tell of balances and prices.
+GRANT SELECT (extension_id, partner_id, currency, price) ON extensions TO esim_notifier;
+GRANT SELECT ON accounts, account_entries, price_lists, prices, options TO esim_notifier;
+GRANT UPDATE (result) ON walks TO esim_notifier;
 
 -- It deletes events whose term has ended, or that have become pointless before they were sent.
 GRANT INSERT, DELETE ON deliveries TO esim_notifier;

@@ -42,7 +42,7 @@ GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, de
 GRANT INSERT ON deliveries TO esim_operator;
 
 -- Retention and erasure.
-GRANT UPDATE (days, after, up_to, began_at) ON walks TO esim_operator;
+GRANT UPDATE (days, after, up_to, began_at, result) ON walks TO esim_operator;
 GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (reason, metadata) ON topups TO esim_operator;

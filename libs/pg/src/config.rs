@@ -222,6 +222,18 @@ impl PoolConfig {
         Ok(options.options(PLANS).options(limits))
     }
 
+    /// A pool of one connection for statements that read for up to `limit`, which is longer than
+    /// [`Self::open`] allows. They must not write orders, placements or deliveries.
+    pub fn open_patient(&self, application: &str, limit: Duration) -> crate::Result<Database> {
+        let patient = Self {
+            database_connections: 1,
+            database_timeout: limit,
+            ..self.clone()
+        };
+        let opened = patient.open(application);
+        opened.map_err(|error| sqlx::Error::Configuration(error.into()).into())
+    }
+
     /// A pool that connects at its first use, so that a service starts without its database. The
     /// server shows `application` as the name of the connections.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabase> {

@@ -1,6 +1,7 @@
 //! What options cost partners, and what partners have.
 
 pub mod account;
+pub mod margin;
 pub mod price;
 pub mod price_file;
 pub mod price_markup;

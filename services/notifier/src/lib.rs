@@ -27,12 +27,13 @@
 //!   and the metrics. [`metrics`] declares the metrics.
 //! - `batches` is what a second worker does. It makes waiting deliveries due when their partner
 //!   sets a new URL, works off resends, and lets `events` make the events about keys that end soon.
-//!   `retention` erases old data.
+//!   `retention` erases old data, and `books` compares accounts with what was ordered, by night.
 //!
 //! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
 //! finishes the work in flight ([`runtime::Shutdown`]).
 
 mod batches;
+mod books;
 pub mod client;
 pub mod deliver;
 pub mod endpoint;
@@ -380,6 +381,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.spawn(
         "retention",
         retention::run(database.clone(), config.retention_rate, shutdown.clone()),
+    );
+    shutdown.spawn(
+        "books",
+        books::run(config.database.clone(), database.clone(), shutdown.clone()),
     );
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(

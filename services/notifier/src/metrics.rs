@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use desk::{
-    operator::health::webhooks::WebhookBacklog,
+    operator::health::{money::MoneyState, webhooks::WebhookBacklog},
     retention::{self, DataClass},
 };
 use domain::{EndpointId, event::NoticeKind};
@@ -243,5 +243,41 @@ impl RetentionMetrics {
             self.overdue.record(overdue.as_secs_f64(), &[class]);
         }
         self.waiting.record(backlog.waiting, &[]);
+    }
+}
+
+/// The instruments of `books`: what is wrong with the money of partners.
+pub(crate) struct BooksMetrics {
+    disagreements: Gauge<u64>,
+    running_out: Gauge<u64>,
+    below_cost: Gauge<u64>,
+}
+
+impl BooksMetrics {
+    pub(crate) fn register() -> Self {
+        let make = Instruments::of("notifier");
+        Self {
+            disagreements: make.gauge(
+                "esim.accounts.disagreements",
+                "Places where accounts disagree with what was ordered, at the last comparison",
+            ),
+            running_out: make.gauge(
+                "esim.accounts.running_out",
+                "Live accounts with less left than was spent in the last 24 hours",
+            ),
+            below_cost: make.gauge(
+                "esim.prices.below_cost",
+                "Prices of live partners that are below the cost of their options",
+            ),
+        }
+    }
+
+    pub(crate) fn show(&self, state: &MoneyState) {
+        let disagreements = state.books.as_ref().map_or(0, |books| books.found);
+        self.disagreements.record(disagreements, &[]);
+        let running_out = u64::try_from(state.running_out.len()).unwrap_or(u64::MAX);
+        self.running_out.record(running_out, &[]);
+        let below_cost = state.below_cost.iter().map(|list| list.in_all).sum();
+        self.below_cost.record(below_cost, &[]);
     }
 }

@@ -12,7 +12,7 @@ use pg::{
     actions::{ActionChange, Mode},
     transaction,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
 use store::Unflushed;
@@ -304,7 +304,7 @@ pub async fn book(
 }
 
 /// Something about an account that does not agree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disagreement {
     pub partner: String,
     pub currency: String,
@@ -330,6 +330,12 @@ pub struct CheckedAccounts {
 /// entries left, and one that cost nothing may have none, because its partner may have had no
 /// account.
 pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
+    let checked = compare(&mut *connection).await?;
+    Unflushed::of(checked).after_flush(connection).await
+}
+
+/// What [`check`] does. Who calls it in a transaction tells of it after its end.
+pub(super) async fn compare(connection: &mut PgConnection) -> Result<CheckedAccounts> {
     let rows = sqlx::query!(
         r#"WITH chained AS (
                SELECT partner_id, currency, number, balance,
@@ -422,5 +428,5 @@ pub async fn check(connection: &mut PgConnection) -> Result<CheckedAccounts> {
                 }),
             );
     }
-    Unflushed::of(checked).after_flush(connection).await
+    Ok(checked)
 }

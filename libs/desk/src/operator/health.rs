@@ -20,6 +20,7 @@ pub mod alerts;
 pub mod answers;
 pub mod finding;
 pub mod life;
+pub mod money;
 pub mod partner;
 pub mod samples;
 pub mod session;

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use accounts::partners::keys;
+use accounts::{
+    partners::keys,
+    refused::{self, RefusedKind, RefusedRequest},
+};
 use desk::operator::health::{
     self, Finding, FindingKind, HealthReport,
     finding::{FailureKind, Severity},
@@ -165,6 +168,55 @@ async fn a_key_that_is_used_after_its_end_is_named_with_its_partners_401() {
     assert!(
         text.contains("and use your first key (ak_old), which ended at "),
         "{text}"
+    );
+}
+
+/// A partner with nothing left and one that sends nonsense are not told alike.
+#[tokio::test]
+async fn the_code_that_leads_is_named_with_its_count() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    add(&bench, 20, Measure::Invalid, &partner.to_string(), (9, 0)).await;
+    assert!(
+        !failing(&looked(&bench).await)[0]
+            .told()
+            .what
+            .contains("kept")
+    );
+    let request = |status, reason| RefusedRequest {
+        request_id: uuid::Uuid::now_v7(),
+        partner_id: partner,
+        kind: RefusedKind::Order,
+        at: runtime::clock::now(),
+        status,
+        reason,
+        errors: reason.to_owned(),
+        method: "POST".to_owned(),
+        path: "/orders".to_owned(),
+        external_order_id: None,
+        unrecorded: 0,
+    };
+    let all = [
+        request(422, "balance_insufficient"),
+        request(422, "qty_invalid"),
+        request(429, "rate_limited"),
+        request(429, "rate_limited"),
+        request(429, "rate_limited"),
+        request(422, "balance_insufficient"),
+    ];
+    refused::keep(&mut *bench.connection().await, &all, 100)
+        .await
+        .unwrap();
+    let report = looked(&bench).await;
+    let told = failing(&report)[0].told();
+    assert!(
+        told.what
+            .ends_with("; 2 of the 3 that are kept got balance_insufficient"),
+        "{told:?}"
+    );
+    assert!(
+        told.remedy.contains("nothing left to order for"),
+        "{told:?}"
     );
 }
 

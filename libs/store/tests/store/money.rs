@@ -7,6 +7,9 @@ use std::collections::HashMap;
 use desk::{
     operator::{
         balances::{self, AccountView, Booking, CreditLimit, NotBooked},
+        books,
+        health::{Finding, FindingKind, HealthReport, examine, finding::Severity, money},
+        margin::{self, CalendarMonth, MarginBy, MarginFilter, MarginLine},
         prices::{self, NewPrice},
     },
     self_service::{
@@ -924,5 +927,366 @@ async fn an_extension_is_held_and_charged_or_released() {
     assert!(
         matches!(refused, ExtensionOrdered::NotOffered),
         "{refused:?}"
+    );
+}
+
+fn books_of(report: &HealthReport) -> Vec<&Finding> {
+    let found = report.findings.iter();
+    let of_money = found.filter(|one| {
+        matches!(
+            one.kind,
+            FindingKind::AccountsDisagree { .. }
+                | FindingKind::BalanceRunsOut(_)
+                | FindingKind::SoldBelowCost(_)
+        )
+    });
+    of_money.collect()
+}
+
+/// A notifier compares once a night, however many run, and what it finds is a finding until a later
+/// comparison finds nothing.
+#[tokio::test]
+async fn the_comparison_of_the_night_is_made_once_and_what_it_finds_is_kept() {
+    let bench = Bench::new().await;
+    let mut notifier = bench.as_role("notifier").await;
+    let mut other = bench.as_role("notifier").await;
+    let mut console = bench.as_role("console").await;
+    let none = books::check_tonight(&mut notifier).await.unwrap();
+    assert_eq!(none, None, "nobody has an account");
+    let partner = bench.prepaid(1000).await;
+    let both = futures_util::join!(
+        books::check_tonight(&mut notifier),
+        books::check_tonight(&mut other)
+    );
+    let made = [both.0.unwrap(), both.1.unwrap()];
+    let made: Vec<_> = made.into_iter().flatten().collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+    assert_eq!(made[0].disagreements, []);
+    assert_eq!(books::check_tonight(&mut notifier).await.unwrap(), None);
+    assert!(books_of(&examine(&mut console).await.unwrap()).is_empty());
+
+    let tampered = format!("UPDATE accounts SET posted = 1001 WHERE partner_id = '{partner}'");
+    bench.sql(&tampered).await;
+    bench
+        .sql("UPDATE walks SET up_to = now() - interval '1 day' WHERE name = 'accounts'")
+        .await;
+    let found = books::check_tonight(&mut other).await.unwrap().unwrap();
+    assert_eq!(found.disagreements.len(), 1);
+    let report = examine(&mut console).await.unwrap();
+    let [finding] = books_of(&report)[..] else {
+        panic!("{:?}", report.findings)
+    };
+    assert_eq!(finding.severity(), Severity::Warning);
+    let told = finding.told();
+    assert!(
+        told.what
+            .starts_with("accounts disagree with what was ordered in 1 place, as was found at ")
+            && told
+                .what
+                .ends_with(": partner in EUR: the balance is 1001, and the entries add up to 1000"),
+        "{told:?}"
+    );
+    assert_eq!(told.alert, Some("AccountsDisagree"));
+    let since = finding.since.unwrap();
+    // An operator compares at once, and it is as old as before.
+    let mut operator = bench.as_role("operator").await;
+    books::check_now(&mut operator).await.unwrap().kept.unwrap();
+    let report = examine(&mut console).await.unwrap();
+    assert_eq!(books_of(&report)[0].since, Some(since));
+    bench.sql("UPDATE accounts SET posted = 1000").await;
+    books::check_now(&mut operator).await.unwrap().kept.unwrap();
+    assert!(books_of(&examine(&mut console).await.unwrap()).is_empty());
+}
+
+/// A partner that has less left than it spends in a day is told, whatever it pays in between, and
+/// only if its orders are real.
+#[tokio::test]
+async fn a_balance_that_does_not_last_a_day_is_found() {
+    let bench = Bench::new().await;
+    let partner = bench.prepaid(1000).await;
+    bench.sql("UPDATE partners SET environment = 'live'").await;
+    let mut notifier = bench.as_role("notifier").await;
+    let buy = async |units| {
+        let order = priced(answered(partner, units), eur(150));
+        bench.insert_limited(std::slice::from_ref(&order)).await;
+        bench.claim(&[placement(&order)]).await;
+        let units = topups(&order).iter().map(ready).collect();
+        let outcome = with_prices(bought(placement(&order), 1, units, false));
+        bench.settle(&[outcome]).await;
+        order
+    };
+    let running_out = async |connection: &mut sqlx::PgConnection| {
+        let state = money::read(connection).await.unwrap();
+        let all = state.running_out.into_iter();
+        all.map(|one| (one.available.minor, one.spent.minor))
+            .collect::<Vec<_>>()
+    };
+    buy(3).await;
+    assert_eq!(
+        running_out(&mut notifier).await,
+        [],
+        "450 of 1000 are spent"
+    );
+    let order = buy(1).await;
+    assert_eq!(running_out(&mut notifier).await, [(400, 600)]);
+    let report = examine(&mut *bench.connection().await).await.unwrap();
+    let found = books_of(&report)[0];
+    assert_eq!(
+        found.told().what,
+        "partner has 4.00 EUR left to order for, and has spent 6.00 EUR in the last 24 hours"
+    );
+    assert!(found.of(partner, true).is_some() && found.of(PartnerId::new(), true).is_none());
+    // What is paid is not spent less, what comes back is, and credit counts.
+    bench.pay(partner, eur(100), "second").await;
+    assert_eq!(running_out(&mut notifier).await, [(500, 600)]);
+    bench
+        .limit(partner, eur(0).currency, CreditLimit::UpTo(50))
+        .await;
+    assert_eq!(running_out(&mut notifier).await, [(550, 600)]);
+    bench.returned(&order).await;
+    assert_eq!(running_out(&mut notifier).await, []);
+    bench
+        .limit(partner, eur(0).currency, CreditLimit::UpTo(0))
+        .await;
+    buy(3).await;
+    assert_eq!(running_out(&mut notifier).await, [(200, 900)]);
+    // Who owes and buys nothing does not run out.
+    let idle = bench.prepaid(0).await;
+    bench.sql("UPDATE partners SET environment = 'live'").await;
+    let owes = Booking {
+        partner_id: idle,
+        kind: EntryKind::Adjustment,
+        amount: eur(-700),
+        reference: "owes",
+        reason: "",
+        operator: "tester",
+    };
+    balances::book(&mut *bench.connection().await, owes, applied())
+        .await
+        .unwrap();
+    assert_eq!(running_out(&mut notifier).await, [(200, 900)]);
+    bench
+        .sql("UPDATE partners SET environment = 'sandbox'")
+        .await;
+    assert_eq!(running_out(&mut notifier).await, []);
+}
+
+/// Costs have four decimals, and currencies none, two or three.
+#[tokio::test]
+async fn a_price_below_the_cost_is_found_to_the_ten_thousandth_and_in_one_currency_only() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    bench.sql("UPDATE partners SET environment = 'live'").await;
+    let mut connection = bench.connection().await;
+    for (code, price, cost, of, is_below) in [
+        ("EUR", 450, 45_000, "EUR", false),
+        ("EUR", 450, 45_001, "EUR", true),
+        ("EUR", 450, 99_999, "USD", false),
+        ("JPY", 450, 4_500_000, "JPY", false),
+        ("JPY", 450, 4_500_001, "JPY", true),
+        ("JOD", 4_500, 45_000, "JOD", false),
+        ("JOD", 4_499, 45_000, "JOD", true),
+    ] {
+        let option = bench.option().await;
+        let cost = format!(
+            "UPDATE options SET cost = {cost}, cost_currency = '{of}' WHERE option_id = '{option}'"
+        );
+        bench.sql(&cost).await;
+        let wanted = [NewPrice {
+            option_id: option,
+            amount: Some(amount(price, code)),
+            valid_from: None,
+        }];
+        let list = format!("list-{option}");
+        let currency = Currency::of_money(code).unwrap();
+        prices::apply(&mut connection, &list, currency, &wanted, applied())
+            .await
+            .unwrap();
+        let found = money::read(&mut connection).await.unwrap().below_cost;
+        assert_eq!(found, [], "no live partner has the list");
+        prices::assign(&mut connection, partner, Some(&list), applied())
+            .await
+            .unwrap();
+        let mut notifier = bench.as_role("notifier").await;
+        let found = money::read(&mut notifier).await.unwrap().below_cost;
+        let is_found = found
+            .first()
+            .is_some_and(|one| one.in_all == 1 && one.options.len() == 1);
+        assert_eq!(is_found, is_below, "{code} {price} {found:?}");
+        if is_below {
+            let report = examine(&mut connection).await.unwrap();
+            let what = books_of(&report)[0].told().what;
+            assert!(
+                what.starts_with(&format!("the price list {list} sells below cost: ")),
+                "{what}"
+            );
+        }
+        prices::assign(&mut connection, partner, None, applied())
+            .await
+            .unwrap();
+    }
+}
+
+impl Bench {
+    /// Sells a unit of a product for 4.50 EUR, while the option says what it costs, if anything.
+    /// Afterwards each option costs something else.
+    async fn sell(&self, partner: PartnerId, product: &str, cost: Option<&str>) -> NewOrder {
+        let option = self.option().await;
+        let mut order = priced(answered(partner, 1), eur(450));
+        for topup in order.placements.iter_mut().flat_map(|one| &mut one.topups) {
+            topup.agreed.option_id = option;
+            product.clone_into(&mut topup.provider_option_id);
+        }
+        self.insert_limited(std::slice::from_ref(&order)).await;
+        let id = placement(&order);
+        if let Some(cost) = cost {
+            let set = format!(
+                "UPDATE options SET provider = p.provider, {cost} FROM placements p
+                 WHERE option_id = '{option}' AND placement_id = '{id}'"
+            );
+            self.sql(&set).await;
+        }
+        self.claim(&[id]).await;
+        let units = topups(&order).iter().map(ready).collect();
+        self.settle(&[with_prices(bought(id, 1, units, false))])
+            .await;
+        self.sql("UPDATE options SET cost = 1, cost_currency = 'XXX'")
+            .await;
+        order
+    }
+
+    /// Sells a unit with a cost in another currency, which is given back, one whose price was
+    /// agreed before the option became dearer, and two whose cost is not known.
+    async fn sell_some(&self) -> PartnerId {
+        let partner = self.prepaid(10_000).await;
+        let same = "provider_option_id = 'gb-1', cost = 31234, cost_currency = 'USD'";
+        let order = self.sell(partner, "gb-1", Some(same)).await;
+        let dearer = "provider_option_id = 'gb-1@4.5', cost = 45000, cost_currency = 'EUR'";
+        self.sell(partner, "gb-1@3.1234", Some(dearer)).await;
+        self.sell(partner, "gb-2", Some(dearer)).await;
+        self.sell(partner, "gb-1", None).await;
+        self.returned(&order).await;
+        partner
+    }
+}
+
+/// An entry keeps what was sold and what it cost; a later change of the option changes nothing, and
+/// a refund takes the same back.
+#[tokio::test]
+async fn an_entry_has_the_cost_of_its_purchase() {
+    let bench = Bench::new().await;
+    bench.sell_some().await;
+    let rows = sqlx::query_as::<_, (String, Option<i64>, Option<String>, bool)>(
+        "SELECT kind, cost, cost_currency, option_id IS NOT NULL AND provider IS NOT NULL
+         FROM account_entries WHERE kind <> 'deposit' ORDER BY number",
+    );
+    let rows = rows.fetch_all(&mut *bench.connection().await).await;
+    let rows = rows.unwrap();
+    let entry = |kind: &str, cost: Option<i64>, code: Option<&str>| {
+        (kind.to_owned(), cost, code.map(str::to_owned), true)
+    };
+    assert_eq!(
+        rows,
+        [
+            entry("charge", Some(31_234), Some("USD")),
+            entry("charge", Some(31_234), Some("EUR")),
+            entry("charge", None, None),
+            entry("charge", None, None),
+            entry("refund", Some(31_234), Some("USD")),
+        ]
+    );
+    bench.agrees().await;
+}
+
+/// What cost another currency or an unknown sum has a line of its own, and no margin.
+#[tokio::test]
+async fn a_margin_is_the_price_less_the_cost_in_one_currency() {
+    let bench = Bench::new().await;
+    let partner = bench.sell_some().await;
+    let mut connection = bench.connection().await;
+    let month = CalendarMonth::of(runtime::clock::now());
+    let filter = MarginFilter {
+        from: month.before(),
+        to: month,
+        partner: Some(partner),
+        provider: None,
+        option: None,
+    };
+    let lines = margin::margin(&mut connection, filter, &[MarginBy::Partner]).await;
+    let told = |line: &MarginLine| {
+        let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        format!(
+            "{} {}/{} {} {}, cost {} {}, margin {} ({} %)",
+            text(&line.partner),
+            line.sold,
+            line.returned,
+            line.price,
+            line.currency,
+            text(&line.cost),
+            text(&line.cost_currency),
+            text(&line.margin),
+            text(&line.percent),
+        )
+    };
+    let lines = lines.unwrap();
+    let all: Vec<String> = lines.iter().map(told).collect();
+    assert_eq!(
+        all,
+        [
+            "partner 2/0 9.00 EUR, cost - -, margin - (- %)",
+            "partner 1/0 4.50 EUR, cost 3.1234 EUR, margin 1.3766 (30.5 %)",
+            "partner 1/1 0.00 EUR, cost 0.00 USD, margin - (- %)",
+        ]
+    );
+    let whys: Vec<Option<String>> = lines.iter().map(MarginLine::why_none).collect();
+    let expected = [
+        Some("its cost is not known".to_owned()),
+        None,
+        Some("no rate from USD to EUR is known".to_owned()),
+    ];
+    assert_eq!(whys, expected);
+    // Each filter leaves something out, and what is not asked for is the same line.
+    let by = &MarginBy::ALL;
+    let each = margin::margin(&mut connection, filter, by).await.unwrap();
+    assert_eq!(each.len(), 4, "{each:?}");
+    assert!(
+        each.iter()
+            .all(|line| line.month == Some(month.to_string()))
+    );
+    let none = [
+        MarginFilter {
+            to: month.before(),
+            ..filter
+        },
+        MarginFilter {
+            partner: Some(PartnerId::new()),
+            ..filter
+        },
+        MarginFilter {
+            provider: Some("nobody"),
+            ..filter
+        },
+        MarginFilter {
+            option: Some(domain::OptionId::new()),
+            ..filter
+        },
+    ];
+    for filter in none {
+        assert_eq!(
+            margin::margin(&mut connection, filter, by).await.unwrap(),
+            []
+        );
+    }
+    let one = MarginFilter {
+        option: each[0].option_id,
+        provider: each[0].provider.as_deref(),
+        ..filter
+    };
+    assert_eq!(
+        margin::margin(&mut connection, one, by)
+            .await
+            .unwrap()
+            .len(),
+        1
     );
 }

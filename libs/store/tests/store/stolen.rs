@@ -102,6 +102,7 @@ const CAN: [(&str, Claims); 5] = rows! {
          &["UPDATE partner_endpoints SET blocked_until = 'infinity', paused_by_partner = true, code_digest = ''"]),
         ("erase profiles, attempts and the operators' record",
          &["UPDATE esims SET profile = NULL", "DELETE FROM delivery_attempts", "DELETE FROM operator_actions", "DELETE FROM history"]),
+        ("hide what the comparison of accounts has found", &["UPDATE walks SET result = NULL"]),
         ("stop all buying", &["SELECT commits_lost(gen_random_uuid(), 1, NULL)"]),
     ];
     "console" => &[
@@ -128,6 +129,8 @@ const CAN: [(&str, Claims); 5] = rows! {
         ("disable and enable a partner, change its limits, and lock it out of its account by other keys",
          &["UPDATE partners SET disabled_at = NULL, max_in_flight = 1, secret_key = ''", "DELETE FROM partner_keys"]),
         ("redirect webhooks, pause and resume endpoints", &["UPDATE partner_endpoints SET url = 'https://attacker.example/', blocked_until = NULL"]),
+        ("book payments and corrections, and set what a partner may owe",
+         &["SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET credit_limit = NULL"]),
         ("stop all buying", &["SELECT commits_lost(gen_random_uuid(), 1, NULL)"]),
     ];
     "operator" => &[
@@ -256,11 +259,10 @@ const CANNOT: [(&str, Claims); 5] = rows! {
            "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
            "UPDATE partner_endpoints SET told = NULL", "UPDATE providers SET name = 'another'", "UPDATE esim_requests SET attempt = 0",
            "UPDATE extensions SET state = 'added'"]),
-        ("book an entry, or change a price, a limit or a balance of an account",
+        ("change a price, an entry, or a balance without an entry",
          &["INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, made_by, at)
-            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())",
-           "SELECT book_entry(gen_random_uuid(), 'EUR', 'deposit', 1, 'x', 'x', 'x')", "UPDATE accounts SET posted = 1",
-           "UPDATE accounts SET credit_limit = NULL", "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
+            VALUES (gen_random_uuid(), 'EUR', 1, 'deposit', 1, 1, 'x', now())", "UPDATE accounts SET posted = 1",
+           "UPDATE prices SET amount = 0", "UPDATE partners SET price_list = NULL"]),
         ("create work or a wait for another partner",
          &["UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
            "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())"]),

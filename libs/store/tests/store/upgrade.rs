@@ -153,6 +153,23 @@ async fn an_upgrade_of_each_earlier_schema_loses_no_row_and_no_value() {
     }
 }
 
+/// The values of rows that are not there any more. A migration may add rows.
+fn lost<'a>(before: &'a str, now: &str) -> Vec<&'a str> {
+    let mut now: Vec<&str> = now
+        .split(") (")
+        .map(|one| one.trim_matches(['(', ')']))
+        .collect();
+    let is_lost = |row: &&str| match now.iter().position(|one| one == row) {
+        Some(place) => {
+            now.swap_remove(place);
+            false
+        }
+        None => true,
+    };
+    let rows = before.split(") (").map(|one| one.trim_matches(['(', ')']));
+    rows.filter(is_lost).collect()
+}
+
 async fn loses_nothing(bench: Bench) {
     let mut owner = bench.connection().await;
     let before = columns(&mut owner).await;
@@ -187,7 +204,8 @@ async fn loses_nothing(bench: Bench) {
     for (column, found) in stored {
         let path = column.path();
         if now.contains(&path) {
-            assert_eq!(values(&mut owner, &column).await, found, "{path}");
+            let now = values(&mut owner, &column).await;
+            assert_eq!(lost(&found, &now), Vec::<&str>::new(), "{path}: {now}");
         } else {
             gone.push(path);
         }
@@ -329,7 +347,7 @@ async fn a_stage_moves_its_own_walks_only() {
         ("provisioner", "(placements)"),
         (
             "notifier",
-            "(archived) (attempts) (audit) (changes) (deliveries) (orders) (profiles) (refusals)",
+            "(accounts) (archived) (attempts) (audit) (changes) (deliveries) (orders) (profiles) (refusals)",
         ),
     ] {
         let mut connection = role(&bench, stage).await;

@@ -89,7 +89,7 @@ fn words(command: Command) -> &'static str {
         Command::PartnerDisable => "disabled a partner",
         Command::PartnerEnable => "enabled a partner",
         Command::PartnerLeaked => "ended keys that are in wrong hands",
-        Command::PartnerTold => "told a partner about its endpoints",
+        Command::PartnerTold => "told a partner what it lacks",
         Command::FindingTake => "took a matter on",
         Command::PartnerErase => "erased a partner",
         Command::PartnerSetEvents => "chose the events of a partner",

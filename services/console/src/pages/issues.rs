@@ -49,6 +49,7 @@ pub(crate) fn concern(kind: &FindingKind) -> Concern {
         | FindingKind::Exhausted { .. }
         | FindingKind::Paused { .. }
         | FindingKind::Blocked { .. }
+        | FindingKind::BalanceRunsOut(_)
         | FindingKind::OrdersFail {
             how: FailureKind::Denied | FailureKind::Invalid | FailureKind::Limited,
             partner: Some(_),
@@ -139,6 +140,7 @@ fn is_for_support(kind: &FindingKind) -> bool {
             | FindingKind::Exhausted { .. }
             | FindingKind::Paused { .. }
             | FindingKind::Blocked { .. }
+            | FindingKind::BalanceRunsOut(_)
             | FindingKind::OrdersFail {
                 partner: Some(_),
                 ..
@@ -261,6 +263,12 @@ pub(crate) fn together(kind: &FindingKind, count: usize) -> Option<String> {
         FindingKind::Blocked { .. } => format!("{endpoints} do not take webhooks and are blocked"),
         FindingKind::Paused { .. } => format!("{endpoints} are paused"),
         FindingKind::NoAddress { .. } => format!("webhooks of {partners} wait for an address"),
+        FindingKind::BalanceRunsOut(_) => {
+            format!("{partners} have less left than they have spent in the last 24 hours")
+        }
+        FindingKind::SoldBelowCost(_) => {
+            format!("{} price lists sell below cost", number(count))
+        }
         FindingKind::OrdersFail {
             partner: Some(_),
             how,
@@ -291,6 +299,7 @@ pub(crate) fn together(kind: &FindingKind, count: usize) -> Option<String> {
 fn who(kind: &FindingKind) -> String {
     match kind {
         FindingKind::NoAddress { name, .. } => name.clone(),
+        FindingKind::BalanceRunsOut(one) => one.name.clone(),
         FindingKind::Exhausted { endpoint }
         | FindingKind::Paused { endpoint }
         | FindingKind::Blocked { endpoint } => endpoint.name.clone(),
@@ -352,6 +361,10 @@ fn page_of(kind: &FindingKind) -> Option<PageLink> {
             format!("/partners/{partner_id}"),
             format!("{name}, with a text for it"),
         )),
+        FindingKind::BalanceRunsOut(one) => Some((
+            format!("/partners/{}/access", one.partner_id),
+            format!("The account of {}", one.name),
+        )),
         FindingKind::BreakerOpen { breaker } => Some(provider(&breaker.name)),
         FindingKind::Slow {
             measure: Measure::Call | Measure::Bought,
@@ -386,6 +399,8 @@ fn page_of(kind: &FindingKind) -> Option<PageLink> {
         | FindingKind::LongTransaction { .. }
         | FindingKind::NotArchived
         | FindingKind::ArchiveLags { .. }
+        | FindingKind::AccountsDisagree { .. }
+        | FindingKind::SoldBelowCost(_)
         | FindingKind::RetentionBehind { .. }
         | FindingKind::NotSynchronous
         | FindingKind::NatsDown { .. }

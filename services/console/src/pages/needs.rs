@@ -198,6 +198,11 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
             matter.see_them = Some(format!("/webhooks?partner={partner_id}&state=no_endpoint"));
             matter.link = Some((format!("/partners/{partner_id}"), name.clone()));
         }
+        FindingKind::BalanceRunsOut(balance) => {
+            matter.form = told_form(balance.partner_id, session, pg::rfc3339(read_at));
+            let partner = format!("/partners/{}/access", balance.partner_id);
+            matter.link = Some((partner, "Its account".to_owned()));
+        }
         FindingKind::BreakerOpen { breaker } => {
             matter.form = breaker_form(breaker, session, "/needs");
             let provider = format!("Provider {}", breaker.name);

@@ -2,7 +2,7 @@
 //! status`, `attention` and the console show.
 
 use desk::operator::{
-    balances,
+    books::{self, CheckedNow},
     health::{self, HealthReport},
     words::counted,
 };
@@ -93,28 +93,28 @@ async fn proved(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     }
 }
 
-/// Whether the accounts of partners agree with their entries and with what was ordered.
+/// Compares the accounts of partners with their entries and with what was ordered. What disagrees
+/// is kept, so the report of the system has it as a finding.
 async fn accounted(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     let see = "docs/reference.md#prices-and-accounts";
-    let checked = match balances::check(connection).await {
-        Ok(checked) => checked,
+    match books::check_now(connection).await {
+        Ok(CheckedNow { checked, .. }) if checked.disagreements.is_empty() => {
+            lines.fine("accounts", account::checked_text(&checked));
+        }
+        Ok(CheckedNow { kept: Ok(()), .. }) => {}
+        Ok(CheckedNow {
+            checked,
+            kept: Err(error),
+        }) => {
+            let number = counted(checked.disagreements.len(), "place", "places");
+            let found = format!("disagree in {number}, which was not kept: {error}");
+            lines.warning("accounts", found, "run `esimctl account check`", see);
+        }
         Err(error) => {
             let found = format!("cannot be compared: {error}");
-            return lines.fault("accounts", found, "run `esimctl account check`", see);
+            lines.fault("accounts", found, "run `esimctl account check`", see);
         }
-    };
-    let Some(first) = checked.disagreements.first() else {
-        return lines.fine("accounts", account::checked_text(&checked));
-    };
-    let found = format!(
-        "{}, first of all {} in {}: {}",
-        counted(checked.disagreements.len(), "disagreement", "disagreements"),
-        first.partner,
-        first.currency,
-        first.what
-    );
-    let remedy = "list all with `esimctl account check`, and find out what changed the rows";
-    lines.fault("accounts", found, remedy, see);
+    }
 }
 
 fn stages(report: &HealthReport, lines: &mut Lines<'_>) {
@@ -147,6 +147,8 @@ fn work(report: &HealthReport, lines: &mut Lines<'_>) {
         ),
         ("exhausted webhooks", "there are none".to_owned()),
         ("endpoints", "none is blocked or paused".to_owned()),
+        ("balances", "none runs out at its pace".to_owned()),
+        ("prices", "none is known to be below its cost".to_owned()),
         ("retention", "no row is past its term for long".to_owned()),
     ];
     lines.findings(report.findings.iter().cloned(), &fine);

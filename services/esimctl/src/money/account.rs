@@ -11,6 +11,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use desk::operator::{
     balances::{self, AccountWithEntries, BookedEntry, Booking, CreditLimit, EntryLine},
+    books::{self, CheckedNow},
     prices,
     words::counted,
 };
@@ -27,6 +28,7 @@ use crate::{
     console::{self, Console},
     exit::AccountsDisagree,
     lookup::{PartnerArgs, find},
+    margin::{self, AccountMarginArgs},
     output::{TableRow, cells, or_dash, printable, properties, utc},
     terms,
 };
@@ -77,8 +79,10 @@ const CHECK_EXAMPLES: &str = "Examples:
 
 It compares each account with its entries and with the units and extensions that have a price: entries have no gap, each
 balance follows from the one before, the account says what its entries add up to, what is held is the price of what is open,
-and what has ended has exactly its entries, at its price. It changes nothing, and orders may arrive meanwhile. Exit status:
-0 everything agrees, 3 something disagrees, 1 it could not be compared. `esimctl doctor` makes the same check.";
+and what has ended has exactly its entries, at its price. It changes none of these, and orders may arrive meanwhile. What it
+finds is kept, as that of the comparison that a notifier makes every night from 2 o'clock UTC on, and tells `attention`,
+`status` and the console. Exit status: 0 everything agrees, 3 something disagrees, 1 it could not be compared. `esimctl doctor`
+makes the same check.";
 
 /// The number of entries that `account show` prints.
 const SHOWN: i64 = 20;
@@ -102,6 +106,9 @@ pub enum AccountCommand {
     /// Print the entries of an account as CSV, for accounting
     #[command(after_help = EXPORT_EXAMPLES)]
     Export(AccountExportArgs),
+    /// Add up what partners have paid, and what it cost
+    #[command(after_help = margin::EXAMPLES)]
+    Margin(AccountMarginArgs),
     /// Compare all accounts with their entries and with what was ordered
     #[command(after_help = CHECK_EXAMPLES)]
     Check,
@@ -192,6 +199,7 @@ pub async fn run(command: &AccountCommand, console: &Console) -> anyhow::Result<
         AccountCommand::Deposit(asked) => book(asked, EntryKind::Deposit, console).await,
         AccountCommand::Adjust(asked) => book(asked, EntryKind::Adjustment, console).await,
         AccountCommand::Export(asked) => export(asked, console).await,
+        AccountCommand::Margin(asked) => margin::run(asked, console).await,
         AccountCommand::Check => check(console).await,
     }
 }
@@ -454,7 +462,7 @@ fn exported(entry: &EntryLine, currency: Currency) -> [String; EXPORTED.len()] {
 }
 
 async fn check(console: &Console) -> anyhow::Result<()> {
-    let checked = balances::check(&mut console.connect().await?).await?;
+    let CheckedNow { checked, kept } = books::check_now(&mut console.connect().await?).await?;
     let agrees = checked.disagreements.is_empty();
     console.print(&checked, || {
         if agrees {
@@ -467,6 +475,7 @@ async fn check(console: &Console) -> anyhow::Result<()> {
             .collect::<Vec<_>>()
             .join("\n")
     })?;
+    kept.context("the result was not kept")?;
     if agrees {
         return Ok(());
     }

@@ -221,9 +221,9 @@ async fn of_work(system: &mut System) {
             "INSERT INTO accounts (partner_id, currency, posted) SELECT partner_id, 'EUR', 1 FROM partners",
             "DELETE FROM accounts",
             (
-                "fault",
+                "warning",
                 "accounts",
-                "1 disagreement, first of all Acme in EUR: the balance is 1, and the entries add up to 0",
+                "such as: Acme in EUR: the balance is 1, and the entries add up to 0",
             ),
         )
         .await;

@@ -468,3 +468,72 @@ async fn an_entry_that_is_not_about_the_price_of_its_unit_is_found() {
     );
     assert!(checked.stdout.contains(&found), "{checked:?}");
 }
+
+#[tokio::test]
+async fn a_margin_is_told_by_what_is_asked_for_and_never_mixes_currencies() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let id = text(&partner, "partner_id").to_owned();
+    let limit = [
+        "account",
+        "limit",
+        &id,
+        "EUR",
+        "--prepaid",
+        "--reason",
+        "x",
+        "--yes",
+    ];
+    operator.run(&limit).await.text();
+    // As the settlement of units writes them, of two months.
+    let entries = format!(
+        "ALTER TABLE account_entries DISABLE TRIGGER entry_costed;
+         INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, made_by, at, provider,
+                                      cost, cost_currency)
+         SELECT '{id}', 'EUR', n, 'charge', -450, -450 * n, 450, 't' || n, 'system', at::timestamptz, 'airalo', 31234, code
+         FROM (VALUES (1, '2026-10-31 23:59:59Z', 'EUR'), (2, '2026-11-01 00:00:00Z', 'EUR'), (3, '2026-11-30 23:59:59Z', 'USD'),
+                      (4, '2026-12-01 00:00:00Z', 'EUR')) AS entry (n, at, code)"
+    );
+    let mut superuser = operator.database.connect().await.unwrap();
+    let entries = sqlx::raw_sql(sqlx::AssertSqlSafe(entries));
+    entries.execute(&mut superuser).await.unwrap();
+    let margin = words("account margin --from 2026-10 --to 2026-11 --by month,provider");
+    let lines = operator.json(&margin).await;
+    let told = lines.as_array().unwrap().iter();
+    let told: Vec<(&str, &str, &Value, &Value)> = told
+        .map(|line| {
+            (
+                text(line, "month"),
+                text(line, "cost_currency"),
+                &line["margin"],
+                &line["sold"],
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("2026-10", "EUR", &json!("1.3766"), &json!(1)),
+            ("2026-11", "EUR", &json!("1.3766"), &json!(1)),
+            ("2026-11", "USD", &json!(null), &json!(1)),
+        ]
+    );
+    assert!(lines[0].get("partner").is_none(), "{lines}");
+    let table = operator.run(&margin).await;
+    table.says("no rate from USD to EUR is known");
+    let csv = operator
+        .run(&[&margin[..], &["--partner", "Acme", "--csv"]].concat())
+        .await;
+    let expected = "2026-11,,,airalo,,,1,0,EUR,4.50,EUR,3.1234,1.3766,30.5";
+    assert_eq!(csv.text().lines().nth(2), Some(expected));
+    let none = operator
+        .run(&words(
+            "account margin --from 2026-10 --to 2026-11 --provider other",
+        ))
+        .await;
+    none.says("Nothing was charged");
+    operator
+        .run(&words("account margin --from 2026-11 --to 2026-10"))
+        .await
+        .fails(1, "--from 2026-11 is after the last month, 2026-10");
+}

@@ -11,7 +11,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use accounts::partners::{self, keys};
+use accounts::{
+    partners::{self, keys},
+    refused,
+};
 use pg::{Result, count};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -19,7 +22,7 @@ use store::figures::{self, Measure, OutcomeCount};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use super::finding::{FailingPartner, FailureKind, Finding, FindingKind};
+use super::finding::{FailingPartner, FailureKind, Finding, FindingKind, LeadingCode};
 use crate::self_service::first_id;
 
 /// The minutes of what is told of orders that got through, and of a share of failures.
@@ -387,7 +390,8 @@ pub(super) async fn find(
     if let Some(found) = unknown.filter(|_| orders_are_usual) {
         findings.push(finding(FailureKind::Denied, None, Vec::new(), 0, found));
     }
-    name_ended_keys(connection, findings).await?;
+    name_ended_keys(&mut *connection, findings).await?;
+    name_codes(connection, findings, now).await?;
     Ok(outcomes.lately(now))
 }
 
@@ -412,6 +416,35 @@ async fn name_ended_keys(connection: &mut PgConnection, findings: &mut [Finding]
     Ok(())
 }
 
+/// Says of each finding about other 4xx which code leads. Of each partner the newest refused
+/// requests are kept, so it is a share of those.
+async fn name_codes(
+    connection: &mut PgConnection,
+    findings: &mut [Finding],
+    now: OffsetDateTime,
+) -> Result<()> {
+    for one in findings {
+        let FindingKind::OrdersFail {
+            how: FailureKind::Invalid,
+            partners,
+            leading,
+            ..
+        } = &mut one.kind
+        else {
+            continue;
+        };
+        let ids: Vec<Uuid> = partners.iter().map(|one| one.partner_id).collect();
+        let since = one.since.unwrap_or(now - Duration::minutes(MINUTES));
+        let codes = refused::codes_since(&mut *connection, &ids, since).await?;
+        let of: u64 = codes.iter().map(|(_, count)| count).sum();
+        *leading = codes
+            .into_iter()
+            .next()
+            .map(|(code, count)| LeadingCode { code, count, of });
+    }
+    Ok(())
+}
+
 fn finding(
     how: FailureKind,
     partner: Option<Uuid>,
@@ -429,6 +462,7 @@ fn finding(
         partners,
         others,
         ended_keys: Vec::new(),
+        leading: None,
     };
     Finding::new(kind, Some(found.since))
 }

@@ -25,6 +25,7 @@ use super::{
         AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, Matter,
         VERY_LATE,
     },
+    money::{self, MoneyState},
     owner,
     session::{self, ExaminedSession},
     slow,
@@ -208,6 +209,7 @@ pub async fn examine(connection: &mut PgConnection) -> Result<HealthReport> {
             waiting.at,
         ));
     }
+    of_money(money::read(&mut *connection).await?, &mut findings);
     told(&mut *connection, &mut findings, waiting.at).await?;
     owner::find_owners(&mut *connection, &mut findings, waiting.at).await?;
     weigh(&mut findings, &stages, waiting.at);
@@ -306,6 +308,21 @@ pub fn of_server(session: &ExaminedSession, server: &ServerState, findings: &mut
         let seconds = server.standby_lag.as_secs();
         add(FindingKind::StandbyLags { seconds });
     }
+}
+
+fn of_money(state: MoneyState, findings: &mut Vec<Finding>) {
+    if let Some(books) = state.books.filter(|books| books.found > 0) {
+        let kind = FindingKind::AccountsDisagree {
+            checked_at: books.at,
+            found: books.found,
+            first: books.first,
+        };
+        findings.push(Finding::new(kind, books.since));
+    }
+    let running_out = state.running_out.into_iter();
+    findings.extend(running_out.map(|one| Finding::new(FindingKind::BalanceRunsOut(one), None)));
+    let below_cost = state.below_cost.into_iter();
+    findings.extend(below_cost.map(|one| Finding::new(FindingKind::SoldBelowCost(one), None)));
 }
 
 fn of_stages(stages: &[StageProcesses], waiting: &WaitingWork, findings: &mut Vec<Finding>) {
@@ -542,7 +559,7 @@ async fn paused_since(
     pg::actions::last(connection, &paused, Command::EndpointPause).await
 }
 
-/// For how long a partner that was told about its endpoints is left alone.
+/// For how long a partner that was told what it lacks is left alone.
 const TOLD: time::Duration = time::Duration::hours(24);
 
 /// Notes of which matters the partner was told lately, so that nobody is needed for them.

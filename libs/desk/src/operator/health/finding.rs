@@ -10,8 +10,11 @@ use store::{
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use super::stages::Stage;
-use crate::operator::{esim_changes::ListedEsimChange, placements};
+use super::{
+    money::{RunningOut, SoldBelowCost},
+    stages::Stage,
+};
+use crate::operator::{balances::Disagreement, esim_changes::ListedEsimChange, placements};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, Serialize)]
@@ -126,6 +129,22 @@ pub struct FailingPartner {
     pub is_live: bool,
 }
 
+/// The code that most of the refused requests of partners have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeadingCode {
+    pub code: String,
+    /// How many have it, of how many that are kept.
+    pub count: u64,
+    pub of: u64,
+}
+
+impl LeadingCode {
+    /// Whether orders are refused because nothing is left to pay for them.
+    pub(super) fn is_of_balance(&self) -> bool {
+        self.code == "balance_insufficient"
+    }
+}
+
 /// Whose clock is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -223,6 +242,10 @@ pub enum FindingKind {
         /// The keys of these partners that have ended and are named by these requests, if they get
         /// a 401.
         ended_keys: Vec<EndedKey>,
+        /// The code that most of their refused requests got that are kept, if they are refused
+        /// with a 4xx.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        leading: Option<LeadingCode>,
     },
     /// PostgreSQL will refuse every write when its transaction ids are used up.
     Wraparound { age: u64 },
@@ -320,6 +343,19 @@ pub enum FindingKind {
     NotArchived,
     /// Archiving of WAL fails.
     ArchiveLags { seconds: u64 },
+    /// Accounts of partners disagree with their entries or with what was ordered, as the last
+    /// comparison has found.
+    AccountsDisagree {
+        #[serde(with = "time::serde::rfc3339")]
+        checked_at: OffsetDateTime,
+        found: u64,
+        /// The first ones.
+        first: Vec<Disagreement>,
+    },
+    /// What a partner has left to order for is less than what it has spent in the last 24 hours.
+    BalanceRunsOut(RunningOut),
+    /// Partners pay less for options than these cost us.
+    SoldBelowCost(SoldBelowCost),
     /// Rows have passed their term.
     RetentionBehind { seconds: u64 },
     /// Commits should wait for a standby, and do not.
@@ -420,6 +456,9 @@ impl Finding {
             {
                 (self.kind.clone(), self.since)
             }
+            FindingKind::BalanceRunsOut(one) if one.partner_id == partner => {
+                (self.kind.clone(), self.since)
+            }
             kind if kind.keeps_back(is_live) => (kind.clone(), self.since),
             _ => return None,
         };
@@ -471,6 +510,7 @@ impl FindingKind {
     pub fn tells(&self) -> Option<Uuid> {
         match self {
             Self::Exhausted { endpoint } | Self::Blocked { endpoint } => Some(endpoint.partner_id),
+            Self::BalanceRunsOut(one) => Some(one.partner_id.uuid()),
             _ => None,
         }
     }
@@ -538,6 +578,9 @@ impl FindingKind {
             | Self::LongTransaction { .. }
             | Self::NotArchived
             | Self::ArchiveLags { .. }
+            | Self::AccountsDisagree { .. }
+            | Self::BalanceRunsOut(_)
+            | Self::SoldBelowCost(_)
             | Self::RetentionBehind { .. }
             | Self::NatsDown { .. }
             | Self::NatsRefuses { .. }
@@ -604,6 +647,9 @@ impl FindingKind {
             | Self::LongTransaction { .. }
             | Self::NotArchived
             | Self::ArchiveLags { .. }
+            | Self::AccountsDisagree { .. }
+            | Self::BalanceRunsOut(_)
+            | Self::SoldBelowCost(_)
             | Self::RetentionBehind { .. }
             | Self::NatsDown { .. }
             | Self::NatsRefuses { .. }
@@ -653,6 +699,9 @@ impl FindingKind {
             | Self::LongTransaction { .. }
             | Self::NotArchived
             | Self::ArchiveLags { .. }
+            | Self::AccountsDisagree { .. }
+            | Self::BalanceRunsOut(_)
+            | Self::SoldBelowCost(_)
             | Self::RetentionBehind { .. }
             | Self::NotSynchronous
             | Self::NatsDown { .. }
@@ -806,6 +855,9 @@ impl Matter {
                 );
             }
             Self::ArchiveLags => &["ArchiveLags"],
+            Self::AccountsDisagree => &["AccountsDisagree"],
+            Self::BalanceRunsOut => &["BalanceRunsOut"],
+            Self::SoldBelowCost => &["SoldBelowCost"],
             Self::RetentionBehind => &["RetentionBehind"],
             Self::NotSynchronous => &["StandbyNotSynchronous"],
             Self::NatsDown => &["NatsDown"],

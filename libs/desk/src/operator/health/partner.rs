@@ -238,9 +238,23 @@ impl Finding {
                 "we find out with our supplier whether it has extended {} of yours. We tell you the outcome.",
                 counted(changes.len(), "eSIM", "eSIMs")
             ),
+            FindingKind::OrdersFail { partner: Some(_), failed, leading: Some(code), .. }
+                if code.is_of_balance() =>
+            {
+                let orders = counted(*failed, "order was", "orders were");
+                format!(
+                    "{orders} refused with `balance_insufficient`: they cost more than you have left. Nothing was bought for \
+                     them; send them again when you have paid, or ask us for more credit."
+                )
+            }
             FindingKind::OrdersFail { how, partner, failed, ended_keys, .. } => {
                 requests_fail(*how, partner.map(|_| *failed), ended_keys)
             }
+            FindingKind::BalanceRunsOut(one) => format!(
+                "you have {} left to order for, and have spent {} in the last 24 hours. Once nothing is left, orders get \
+                 `balance_insufficient` and buy nothing, until you pay.",
+                one.available, one.spent
+            ),
             FindingKind::NoAddress { webhooks, .. } => format!(
                 "{} for you, because you have set no URL for them. Once you set it, they are sent by themselves.",
                 counted(*webhooks, "webhook waits", "webhooks wait"),

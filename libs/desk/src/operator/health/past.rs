@@ -59,6 +59,13 @@ impl FindingKind {
                 measure, subject, ..
             } => vec![measure.as_str().to_owned(), subject.clone()],
             Self::NoAddress { partner_id, .. } => vec![partner_id.to_string()],
+            Self::BalanceRunsOut(one) => {
+                vec![
+                    one.partner_id.to_string(),
+                    one.available.currency.to_string(),
+                ]
+            }
+            Self::SoldBelowCost(list) => vec![list.price_list.clone()],
             Self::Exhausted { endpoint }
             | Self::Paused { endpoint }
             | Self::Blocked { endpoint } => vec![endpoint.endpoint_id.to_string()],
@@ -79,6 +86,7 @@ impl FindingKind {
             | Self::LongTransaction { .. }
             | Self::NotArchived
             | Self::ArchiveLags { .. }
+            | Self::AccountsDisagree { .. }
             | Self::RetentionBehind { .. }
             | Self::NotSynchronous
             | Self::NatsDown { .. }
@@ -167,6 +175,16 @@ impl FindingKind {
             Self::LongTransaction { .. } => "a transaction was open for very long".into(),
             Self::NotArchived => "WAL was not archived".into(),
             Self::ArchiveLags { .. } => "WAL was archived late".into(),
+            Self::AccountsDisagree { .. } => "accounts disagreed with what was ordered".into(),
+            Self::BalanceRunsOut(one) => {
+                format!("{} had little left in {}", one.name, one.available.currency)
+            }
+            Self::SoldBelowCost(list) => {
+                format!(
+                    "options of the price list {} were sold below their cost",
+                    list.price_list
+                )
+            }
             Self::RetentionBehind { .. } => "rows were kept past their term".into(),
             Self::NatsDown { .. } => "NATS was down".into(),
             Self::NatsRefuses { stage, .. } => {

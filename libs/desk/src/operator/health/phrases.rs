@@ -3,7 +3,7 @@
 use accounts::partners::keys::EndedKey;
 use store::deliveries::endpoints::ListedEndpoint;
 
-use super::finding::FailingPartner;
+use super::finding::{FailingPartner, LeadingCode};
 use crate::operator::{
     minute::minute,
     words::{counted, noun},
@@ -43,6 +43,16 @@ pub(super) fn still_used(keys: &[EndedKey], whose: Option<&Vec<FailingPartner>>)
         0 => named,
         more => format!("{named}; so are {more} more"),
     }
+}
+
+/// The code that most refused requests have, with its count.
+pub(super) fn leads(code: Option<&LeadingCode>) -> String {
+    code.map_or_else(String::new, |one| {
+        format!(
+            "; {} of the {} that are kept got {}",
+            one.count, one.of, one.code
+        )
+    })
 }
 
 /// A key by its name, if it has one, and its access key.

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 
 use accounts::partners::keys::EndedKey;
 use domain::{
-    ExtensionId, OrderId, PartnerId, PlacementId, PlacementState, Stored, StoredReason,
-    esim_change::EsimChangeKind, standing::EndpointState,
+    Amount, ExtensionId, OptionId, OrderId, PartnerId, PlacementId, PlacementState, Stored,
+    StoredReason,
+    esim_change::EsimChangeKind,
+    product::{Cost, Currency, Price},
+    standing::EndpointState,
 };
 use store::{
     deliveries::endpoints::ListedEndpoint,
@@ -22,12 +25,14 @@ use super::{
     examine::HealthReport,
     finding::{
         AffectedEnvironment, Clock, DurabilitySetting, FailingPartner, FailureKind, Finding,
-        FindingKind, VERY_LATE, XID_CRITICAL,
+        FindingKind, LeadingCode, VERY_LATE, XID_CRITICAL,
     },
+    money::{BelowCost, RunningOut, SoldBelowCost},
     stages::Stage,
     waiting::{SANDBOX, WaitingWork},
 };
 use crate::operator::{
+    balances::Disagreement,
     esim_changes::{ListedEsimChange, ParkedExtension},
     placements::ListedPlacement,
 };
@@ -83,6 +88,11 @@ fn fail(how: FailureKind, is_of_one: bool, everything: bool, at: OffsetDateTime)
         all: 60,
         last: at,
         ended_keys: ended_keys(how, is_of_one, at),
+        leading: (how == FailureKind::Invalid && everything).then(|| LeadingCode {
+            code: "balance_insufficient".to_owned(),
+            count: 12,
+            of: 15,
+        }),
         partners: vec![partner],
         others: 0,
     }
@@ -267,6 +277,44 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
     all
 }
 
+/// What is wrong with the money of partners.
+fn of_money(at: OffsetDateTime) -> Vec<FindingKind> {
+    let currency = Currency::of_money("EUR");
+    let amount = |minor| currency.map(|currency| Amount { minor, currency });
+    let disagree = FindingKind::AccountsDisagree {
+        checked_at: at,
+        found: 2,
+        first: vec![Disagreement {
+            partner: "Acme".to_owned(),
+            currency: "EUR".to_owned(),
+            what: "entry 7 does not follow from the one before".to_owned(),
+        }],
+    };
+    let mut all = vec![disagree];
+    if let (Ok(available), Ok(spent)) = (amount(1_200), amount(4_000)) {
+        all.push(FindingKind::BalanceRunsOut(RunningOut {
+            partner_id: PartnerId::from(Uuid::nil()),
+            name: "Acme".to_owned(),
+            available,
+            spent,
+        }));
+        all.push(FindingKind::SoldBelowCost(SoldBelowCost {
+            price_list: "retail".to_owned(),
+            in_all: 2,
+            options: vec![BelowCost {
+                option_id: OptionId::from(Uuid::nil()),
+                option: "Japan 3 GB, 10 days".to_owned(),
+                price: available,
+                cost: Cost {
+                    price: Price(125_000),
+                    currency: available.currency,
+                },
+            }],
+        }));
+    }
+    all
+}
+
 /// What is found in the servers.
 fn of_servers() -> Vec<FindingKind> {
     let why = || "no route to host".to_owned();
@@ -350,7 +398,7 @@ pub fn report(at: OffsetDateTime, findings: Vec<Finding>) -> HealthReport {
 /// Each kind in each of its degrees: as it begins, once it has lasted, while the stage is dead that
 /// ends it, and once its partner was told.
 pub fn samples(at: OffsetDateTime) -> Vec<Finding> {
-    let kinds = [of_stages(at), of_work(at), of_servers()];
+    let kinds = [of_stages(at), of_work(at), of_money(at), of_servers()];
     let mut all = Vec::new();
     for kind in kinds.into_iter().flatten() {
         let new = Finding::new(kind, Some(at));

@@ -14,8 +14,10 @@ use store::{
 use time::OffsetDateTime;
 
 use super::{
-    finding::{AffectedEnvironment, Clock, FailureKind, Finding, FindingKind, Severity},
-    phrases::{named, still_used, times, wait, whose},
+    finding::{
+        AffectedEnvironment, Clock, FailureKind, Finding, FindingKind, LeadingCode, Severity,
+    },
+    phrases::{leads, named, still_used, times, wait, whose},
     slow::took_of,
     stages::Stage,
     waiting::SANDBOX,
@@ -206,6 +208,7 @@ impl FindingKind {
                 partners,
                 others,
                 ended_keys,
+                leading,
             } => {
                 let which = if *everything {
                     format!("all {all} of the newest")
@@ -223,7 +226,7 @@ impl FindingKind {
                     (None, names) => (String::new(), format!("; felt by {}", named(names))),
                 };
                 format!(
-                    "{}{of} {}: {which}{felt}, the last one at {}{}",
+                    "{}{of} {}: {which}{felt}, the last one at {}{}{}",
                     if *how == FailureKind::Denied { "requests" } else { "orders" },
                     match how {
                         FailureKind::Errors => "fail with a 5xx",
@@ -240,7 +243,8 @@ impl FindingKind {
                         FailureKind::Limited => "are refused with a 429, because they are above a limit",
                     },
                     minute(*last),
-                    still_used(ended_keys, partner.is_none().then_some(partners))
+                    still_used(ended_keys, partner.is_none().then_some(partners)),
+                    leads(leading.as_ref())
                 )
             }
             Self::Wraparound { age } => format!(
@@ -428,6 +432,36 @@ impl FindingKind {
             Self::ArchiveLags { seconds } => {
                 format!("WAL has not been archived for {}", of_seconds(*seconds))
             }
+            Self::AccountsDisagree {
+                checked_at,
+                found,
+                first,
+            } => {
+                let named = first.first().map_or_else(String::new, |one| {
+                    format!(", such as: {} in {}: {}", one.partner, one.currency, one.what)
+                });
+                format!(
+                    "accounts disagree with what was ordered in {}, as was found at {}{named}",
+                    counted(*found, "place", "places"),
+                    minute(*checked_at)
+                )
+            }
+            Self::BalanceRunsOut(one) => format!(
+                "{} has {} left to order for, and has spent {} in the last 24 hours",
+                one.name, one.available, one.spent
+            ),
+            Self::SoldBelowCost(list) => {
+                let options = list.options.iter();
+                let mut named: Vec<String> = options
+                    .map(|one| format!("{} for {}, which costs {}", one.option, one.price, one.cost))
+                    .collect();
+                let named_count = u64::try_from(named.len()).unwrap_or(u64::MAX);
+                let more = list.in_all.saturating_sub(named_count);
+                if more > 0 {
+                    named.push(format!("{more} more"));
+                }
+                format!("the price list {} sells below cost: {}", list.price_list, named.join("; "))
+            }
             Self::RetentionBehind { seconds } => {
                 format!("rows have been past their term for {}", of_seconds(*seconds))
             }
@@ -546,6 +580,13 @@ impl FindingKind {
             Self::NotArchived | Self::ArchiveLags { .. } => {
                 "Nobody now. A restore would lose the changes since then."
             }
+            Self::AccountsDisagree { .. } => {
+                "Nobody at once. A balance or a statement may be wrong, and then too much is sold or refused."
+            }
+            Self::BalanceRunsOut(_) => {
+                "Nobody yet. Once nothing is left, its orders get a 422 and buy nothing."
+            }
+            Self::SoldBelowCost(_) => "Nobody of the partners. We lose with each of these eSIMs.",
             Self::RetentionBehind { .. } => "Nobody. Data is kept for longer than was promised.",
             Self::NatsDown { .. }
             | Self::NatsRefuses { .. }
@@ -635,6 +676,7 @@ impl FindingKind {
                 how,
                 partner,
                 ended_keys,
+                leading,
                 ..
             } => match (how, partner) {
                 (FailureKind::Errors, _) => {
@@ -651,6 +693,11 @@ impl FindingKind {
                 }
                 (FailureKind::Refused, _) => {
                     "read the reasons; if an option is sold out, take it out of sale, and if the provider cannot be reached, ask it"
+                }
+                (FailureKind::Invalid, _)
+                    if leading.as_ref().is_some_and(LeadingCode::is_of_balance) =>
+                {
+                    "tell the partner that it has nothing left to order for; when it has paid, book the payment, or raise what it may owe"
                 }
                 (FailureKind::Invalid, Some(_)) => {
                     "see in the list of its refused requests what is wrong with them, and tell the partner"
@@ -712,6 +759,15 @@ impl FindingKind {
             Self::ArchiveLags { .. } => {
                 "see the log of the archiver; the disk fills until it works"
             }
+            Self::AccountsDisagree { .. } => {
+                "list all places, and find out what has changed these rows; correct a balance by an adjustment, then compare again"
+            }
+            Self::BalanceRunsOut(_) => {
+                "tell the partner to pay; book what it has paid, or raise what it may owe"
+            }
+            Self::SoldBelowCost(_) => {
+                "set higher prices, or take these options out of the list; if it is meant so, take the matter on and say why"
+            }
             Self::RetentionBehind { .. } => "see whether a notifier runs, which erases them",
             Self::NotSynchronous => {
                 "connect a synchronous standby and name it in synchronous_standby_names"
@@ -762,6 +818,9 @@ impl FindingKind {
                 Some(format!("esimctl partner show {partner_id}"))
             }
             Self::CommitsLost { .. } => Some("esimctl recover".to_owned()),
+            Self::AccountsDisagree { .. } => Some("esimctl account check".to_owned()),
+            Self::BalanceRunsOut(one) => Some(format!("esimctl account show {}", one.partner_id)),
+            Self::SoldBelowCost(list) => Some(format!("esimctl price list {}", list.price_list)),
             Self::Parked { purchases, .. } => {
                 let id = match &purchases[..] {
                     [one] => one.placement_id.to_string(),
