@@ -22,7 +22,8 @@ SIZES = [(390, 844), (1440, 900)]
 NARROWEST = (360, 740)
 SCHEMES = ["light", "dark"]
 # Values for fields that take no other ones. A form that answers with a 4xx needs one here.
-FIELDS = {"list": "order_id;number", "from": "2026-01-01T00:00", "until": "2030-01-01T00:00"}
+FIELDS = {"list": "order_id;number", "from": "2026-01-01T00:00", "until": "2030-01-01T00:00", "amount": "10.00", "currency": "EUR",
+          "reference": "walk", "first_month": "2026-01", "last_month": "2030-01"}
 # How long a form may take to come to its page, in seconds: a provisioner may have to answer first.
 PATIENCE = 20
 

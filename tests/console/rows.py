@@ -13,6 +13,16 @@ def ordered_id(n, kind):
     return f"(lpad(to_hex(({ago})::bigint), 12, '0') || '7000800{kind}' || lpad(to_hex({n}), 12, '0'))::uuid"
 
 
+# Payments of the demo's partner, more of them than a page has.
+PAYMENTS = [
+    """INSERT INTO accounts (partner_id, currency)
+       SELECT partner_id, 'EUR' FROM partners WHERE name NOT LIKE 'Measured %' ORDER BY created_at DESC LIMIT 1
+       ON CONFLICT DO NOTHING""",
+    """SELECT count(book_entry(partner_id, currency, 'deposit', 1000, 'rows-' || n, 'rows', 'rows'))
+       FROM accounts, generate_series(1, 30) n WHERE currency = 'EUR'""",
+]
+
+
 def store_orders(number, first=1, on_hold=1, given_back=0):
     """Copies of the demo's order, with ids and times of their own, written by one statement. The oldest ones are on hold, and the
     newest ones are given back without an answer; as many others are extended without one."""
@@ -51,7 +61,7 @@ def store_orders(number, first=1, on_hold=1, given_back=0):
                '/api/v1/api_partner/orders', 'refused-' || n, 0
         FROM (SELECT partner_id FROM partners WHERE name NOT LIKE 'Measured %' ORDER BY created_at DESC LIMIT 1) partner, generate_series(1, 1000) n,
              unnest(ARRAY['order', 'other', 'unsigned']) kind"""
-    psql(sql, refused, "ANALYZE")
+    psql(sql, refused, *PAYMENTS, "ANALYZE")
 
 
 def store_partners(number, exhausted, first=1):

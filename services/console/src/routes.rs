@@ -71,7 +71,10 @@ fn action(
 /// All routes.
 pub fn routes() -> Vec<ConsoleRoute> {
     let all = of_all().into_iter();
-    let all = all.chain(of_partners()).chain(of_providers());
+    let all = all
+        .chain(of_partners())
+        .chain(of_money())
+        .chain(of_providers());
     all.chain(of_esim_changes()).collect()
 }
 
@@ -159,6 +162,52 @@ fn of_partners() -> Vec<ConsoleRoute> {
             "/endpoints/{id}/resume",
             support,
             post(pages::endpoints::resume),
+        ),
+    ]
+}
+
+/// The routes of what partners have and pay.
+fn of_money() -> Vec<ConsoleRoute> {
+    let viewer = Some(OperatorRole::Viewer);
+    let operator = Some(OperatorRole::Operator);
+    vec![
+        page("/margin", viewer, get(pages::margin::show)),
+        page("/margin.csv", viewer, get(pages::margin::csv)),
+        page("/partners/{id}/entries", viewer, get(pages::entries::show)),
+        page(
+            "/partners/{id}/entries.csv",
+            viewer,
+            get(pages::entries::csv),
+        ),
+        page(
+            "/partners/{id}/deposit",
+            operator,
+            get(pages::booking::deposit),
+        ),
+        action(
+            "/partners/{id}/deposit",
+            operator,
+            post(pages::booking::book_deposit),
+        ),
+        page(
+            "/partners/{id}/adjust",
+            operator,
+            get(pages::booking::adjust),
+        ),
+        action(
+            "/partners/{id}/adjust",
+            operator,
+            post(pages::booking::book_adjustment),
+        ),
+        page(
+            "/partners/{id}/credit",
+            operator,
+            get(pages::booking::credit),
+        ),
+        action(
+            "/partners/{id}/credit",
+            operator,
+            post(pages::booking::set_credit),
         ),
     ]
 }

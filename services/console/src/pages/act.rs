@@ -29,6 +29,10 @@ pub(crate) struct ActPage {
     pub(crate) seen: String,
     pub(crate) back: String,
     pub(crate) fields: Vec<Field>,
+    /// What the form carries along, by name.
+    pub(crate) hidden: Vec<(&'static str, String)>,
+    /// Whether it only asks what is to be done, and the page that answers does it.
+    pub(crate) asks: bool,
     /// The reason, if the form was sent before and could not be carried out.
     pub(crate) reason: String,
     pub(crate) button: &'static str,
@@ -76,6 +80,8 @@ impl ActPage {
             seen: String::new(),
             back,
             fields: Vec::new(),
+            hidden: Vec::new(),
+            asks: false,
             reason: String::new(),
             button: "",
             grave: false,

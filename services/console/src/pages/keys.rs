@@ -4,11 +4,8 @@
 use accounts::partners::keys::{self as stored, FurtherKey, PastKey};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::{
-    operator::balances::{self, CreditLimit, EntryLine},
-    self_service::install_pages,
-};
-use domain::{Amount, Command, Environment, PartnerId, money::EntryKind, product::Currency};
+use desk::{operator::balances, self_service::install_pages};
+use domain::{Amount, Command, Environment, PartnerId};
 use pg::{PgConnection, Transaction, actions::ActionChange};
 use time::OffsetDateTime;
 
@@ -18,6 +15,8 @@ use crate::{
     format::number,
     pages::{
         account,
+        booking::limit_words,
+        entries::MoneyEntry,
         forms::ReasonForm,
         partner::PartnerHead,
         partner_acts::{changed, lately, limits_of, read},
@@ -28,7 +27,7 @@ use crate::{
 };
 
 /// How many entries of an account are shown.
-const ENTRIES: i64 = 20;
+const ENTRIES: i64 = 5;
 /// What changes further keys: an operator's commands, the partner's own, and the end of all keys.
 const OF_FURTHER: &[Command] = &[
     Command::KeyCreate,
@@ -54,6 +53,8 @@ struct Page {
     limits: Vec<(&'static str, String)>,
     events: String,
     may: bool,
+    /// Whether the viewer may book payments.
+    may_book: bool,
     account: Option<ReasonForm>,
     first_used: String,
     further: Vec<Further>,
@@ -71,42 +72,6 @@ struct Money {
     credit: String,
     /// Its last entries, the newest first.
     entries: Vec<MoneyEntry>,
-}
-
-struct MoneyEntry {
-    number: i64,
-    at: TimeElement,
-    what: &'static str,
-    /// Its page, if it is about an eSIM.
-    topup_id: Option<String>,
-    told: String,
-    amount: String,
-    balance: String,
-}
-
-impl MoneyEntry {
-    fn new(line: EntryLine, currency: Currency, session: &ConsoleSession) -> Self {
-        let amount = |minor| Amount { minor, currency }.decimal();
-        let what = match line.kind.parse() {
-            Ok(EntryKind::Charge) => "eSIM ready",
-            Ok(EntryKind::Release) => "eSIM failed, nothing to pay",
-            Ok(EntryKind::LateCharge) => "eSIM ready after it had failed",
-            Ok(EntryKind::Refund) => "eSIM given back",
-            Ok(EntryKind::Deposit) => "payment",
-            Ok(EntryKind::Adjustment) => "correction",
-            Err(_) => "of a newer version",
-        };
-        let told = [line.reference, line.reason].into_iter().flatten();
-        Self {
-            number: line.number,
-            at: session.times.both(line.at),
-            what,
-            topup_id: line.topup_id,
-            told: told.collect::<Vec<_>>().join(" · "),
-            amount: amount(line.amount),
-            balance: amount(line.balance),
-        }
-    }
 }
 
 /// What the partner has, with the last entries of each account.
@@ -131,11 +96,7 @@ async fn money(
             available: account
                 .available
                 .map_or_else(|| "no limit".to_owned(), amount),
-            credit: match account.credit_limit {
-                CreditLimit::Unlimited => "any amount".to_owned(),
-                CreditLimit::UpTo(0) => "nothing: it pays before".to_owned(),
-                CreditLimit::UpTo(limit) => amount(limit),
-            },
+            credit: limit_words(account.credit_limit, currency),
             entries: lines
                 .map(|line| MoneyEntry::new(line, currency, session))
                 .collect(),
@@ -304,6 +265,7 @@ pub(crate) async fn show(
             partner.webhook_events.join(", ")
         },
         may: visit.session.may(OperatorRole::Operator) && partner.has_secret_key,
+        may_book: visit.session.may(OperatorRole::Operator),
         account: account::form(partner, (&read.seen, &day), &visit.session),
         first_used: used(first_used, &visit.session),
         further: further

@@ -341,6 +341,173 @@ async fn limits_are_set_and_taken_back() {
     bench.stop().await;
 }
 
+/// A payment, a correction and a limit: each says what it changes before anybody gives a reason,
+/// and a wrong one is named beside its field.
+#[tokio::test]
+async fn money_is_booked_after_its_effect_was_shown() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
+    let partner = format!("/partners/{}", bench.partner);
+    let token = browser.token.clone();
+    let question = format!("{partner}/deposit");
+    let page = text(&mut browser, &question).await;
+    assert!(!page.contains("name=\"reason\""), "{page}");
+    for (typed, wrong) in [
+        ("amount=10.00&currency=EUR&reference=r", "no account in EUR"),
+        (
+            "amount=10.001&currency=EUR&reference=r",
+            "an amount of its currency",
+        ),
+        (
+            "amount=-1&currency=EUR&reference=r",
+            "a payment is more than 0",
+        ),
+        (
+            "amount=10&currency=XYZ&reference=r",
+            "no currency of ISO 4217",
+        ),
+        ("amount=10&currency=EUR", "needs a reference"),
+    ] {
+        let page = text(&mut browser, &format!("{question}?{typed}")).await;
+        assert!(
+            page.contains(wrong) && page.contains("aria-invalid"),
+            "{typed}: {page}"
+        );
+        assert!(!page.contains("name=\"reason\""), "{page}");
+    }
+
+    // The limit opens the account.
+    let asked = format!("{partner}/credit?currency=eur&limit=credit&amount=50");
+    let page = text(&mut browser, &asked).await;
+    assert!(
+        page.contains("An account in EUR is opened. It may owe: 50.00 EUR."),
+        "{page}"
+    );
+    let mut form = vec![
+        ("token", token.as_str()),
+        ("reason", "contract 7"),
+        ("currency", "eur"),
+        ("limit", "credit"),
+        ("amount", "50"),
+    ];
+    let path = format!("{partner}/credit");
+    assert_eq!(browser.post(&path, &form).await.status(), 303);
+    let again = browser.post(&path, &form).await;
+    assert_eq!(again.status(), 409, "the page has shown no account");
+    form.push(("was", "50.00 EUR"));
+    form[3].1 = "postpaid";
+    assert_eq!(browser.post(&path, &form).await.status(), 303);
+
+    for (path, amount, before, after) in [
+        ("deposit", "100.00", "0.00", "100.00"),
+        ("adjust", "-0.05", "100.00", "99.95"),
+    ] {
+        let path = format!("{partner}/{path}");
+        let query = format!(
+            "{path}?amount={amount}&currency=EUR&reference=INV-{}",
+            path.len()
+        );
+        let page = text(&mut browser, &query).await;
+        let effect = format!("the balance goes from {before} EUR to {after} EUR.");
+        assert!(page.contains(&effect), "{page}");
+        let reference = format!("INV-{}", path.len());
+        let form = [
+            ("token", token.as_str()),
+            ("reason", "bank statement"),
+            ("amount", amount),
+            ("currency", "EUR"),
+            ("reference", reference.as_str()),
+        ];
+        let without = [form[0], form[2], form[3], form[4]];
+        assert_eq!(
+            browser.post(&path, &without).await.status(),
+            422,
+            "no reason"
+        );
+        assert_eq!(browser.post(&path, &form).await.status(), 303);
+        assert_eq!(
+            browser.post(&path, &form).await.status(),
+            409,
+            "it is booked once"
+        );
+        let page = text(&mut browser, &query).await;
+        assert!(
+            page.contains("This reference was booked before, as entry"),
+            "{page}"
+        );
+    }
+    let recorded = bench.recorded().await;
+    assert_eq!(recorded.len(), 4, "{recorded:?}");
+    let mut connection = bench.database.connect().await.unwrap();
+    let booked = "SELECT string_agg(made_by || ' ' || reason || ' ' || amount, ', ' ORDER BY number) FROM account_entries";
+    let booked = one::<Option<String>>(&mut connection, booked)
+        .await
+        .unwrap();
+    assert_eq!(booked, "ana bank statement 10000, ana bank statement -5");
+    bench.stop().await;
+}
+
+/// Page by page by their numbers, and as CSV; what was sold has its margin.
+#[tokio::test]
+async fn entries_have_pages_and_what_was_sold_has_a_margin() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ann", OperatorRole::Viewer).await;
+    let book = format!(
+        "INSERT INTO accounts (partner_id, currency) VALUES ('{0}', 'EUR');
+         SELECT book_entry('{0}', 'EUR', 'deposit', 100, 'r' || n, 'x', 'ann') FROM generate_series(1, 30) n;
+         ALTER TABLE account_entries DISABLE TRIGGER entry_costed;
+         INSERT INTO account_entries (partner_id, currency, number, kind, amount, balance, released, topup_id, made_by, at,
+                                      provider, cost, cost_currency)
+         SELECT '{0}', 'EUR', 30 + n, 'charge', -450, 3000 - n * 450, 450, 't' || n, 'system', now(), 'airalo', 31234, code
+         FROM (VALUES (1, 'EUR'), (2, 'USD')) AS sold (n, code);
+         UPDATE accounts SET last_entry = 32, posted = 2100",
+        bench.partner
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(book))
+        .execute(&mut bench.database.connect().await.unwrap())
+        .await
+        .unwrap();
+    let path = format!("/partners/{}/entries?currency=EUR", bench.partner);
+    let rows = |page: &str| page.matches("data-label=\"Entry\"").count();
+    let newest = text(&mut browser, &path).await;
+    assert_eq!(rows(&newest), 25);
+    assert!(newest.contains("25 entries, newest first.") && !newest.contains(">Newest<"));
+    let older = text(&mut browser, &format!("{path}&before=8")).await;
+    assert_eq!(rows(&older), 7);
+    assert!(
+        older.contains(">Newest<") && !older.contains("Older"),
+        "{older}"
+    );
+    assert!(newest.contains("before=8"), "{newest}");
+    let csv = format!("/partners/{}/entries.csv?currency=EUR", bench.partner);
+    let csv = text(&mut browser, &csv).await;
+    assert_eq!(csv.lines().count(), 33, "{csv}");
+    let first = csv.lines().nth(1).unwrap();
+    assert!(
+        first.starts_with("32,") && first.contains(",charge,-4.50,21.00,EUR,t2,"),
+        "{first}"
+    );
+    let other = browser
+        .get(&format!("/partners/{}/entries?currency=x", bench.partner))
+        .await;
+    assert_eq!(other.status(), 422);
+
+    let margin = text(&mut browser, "/margin?by=provider").await;
+    for part in [
+        "airalo",
+        "1.3766 EUR",
+        "30.5 %",
+        "no rate from USD to EUR is known",
+    ] {
+        assert!(margin.contains(part), "{part}: {margin}");
+    }
+    let csv = text(&mut browser, "/margin.csv?by=provider&partner=nobody").await;
+    assert_eq!(csv.lines().count(), 1, "{csv}");
+    let bad = browser.get("/margin?first_month=2026").await;
+    assert_eq!(bad.status(), 422);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn what_a_partner_has_is_shown_with_its_last_entries() {
     let bench = Bench::start().await;

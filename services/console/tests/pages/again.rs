@@ -314,6 +314,11 @@ const TWO_PROVIDERS: Before = &[
              '[{\"provider\": \"other\", \"provider_option_id\": \"x\"}]')",
 ];
 
+/// An account to book in.
+const AN_ACCOUNT: Before = &[
+    "INSERT INTO accounts (partner_id, currency) SELECT partner_id, 'EUR' FROM partners ON CONFLICT DO NOTHING",
+];
+
 /// A key of the partner's people or programs.
 const A_KEY: Before = &[
     "INSERT INTO partner_keys (key_id, partner_id, name, access_key, secret_key, rights)
@@ -377,6 +382,17 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
             act(&action, &[("overlap", "24h")], Once, &[])
         }
         "/partners/{id}/limits" => act(&action, &[("orders_per_second", "20")], Once, &[]),
+        "/partners/{id}/deposit" | "/partners/{id}/adjust" => {
+            let page = format!(
+                "{action}?amount=12.50&currency=EUR&reference={}",
+                action.len()
+            );
+            act(&page, &[], Once, AN_ACCOUNT)
+        }
+        "/partners/{id}/credit" => {
+            let page = format!("{action}?limit=postpaid&currency=EUR");
+            act(&page, &[], Once, AN_ACCOUNT)
+        }
         "/partners/{id}/told" => act("/needs", &[], Once, GIVEN_UP),
         "/endpoints/{id}/test" | "/endpoints/{id}/pause" | "/endpoints/{id}/resume" => {
             act(&partner, &[], Once, &[])
