@@ -1,6 +1,7 @@
 """What :meth:`Partner.order` does with each answer of a small HTTP server that plays the service."""
 
 import asyncio
+import datetime
 import http.server
 import json
 import threading
@@ -412,10 +413,32 @@ def test_lists_are_read_to_their_end(shop: Shop) -> None:
     assert shop.slept == [7]
 
     shop.service.script = [page(["a"], None)]
-    filtered = shop.partner.options(country="JP", min_data_mb=1024, unlimited=False, min_days=7, max_days=30)
+    since = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
+    filtered = shop.partner.options(
+        country="JP",
+        network="NTT Docomo",
+        kind="data",
+        min_data_mb=1024,
+        max_data_mb=2048,
+        unlimited=False,
+        min_days=7,
+        max_days=30,
+        updated_since=since,
+    )
     assert [option.name for option in filtered] == ["a"]
     query = shop.service.requests[-1][1].partition("?")[2]
-    assert query == "country=JP&min_data_mb=1024&unlimited=false&min_days=7&max_days=30&limit=100"
+    assert parse_qs(query, strict_parsing=True) == {
+        "country": ["JP"],
+        "network": ["NTT Docomo"],
+        "kind": ["data"],
+        "min_data_mb": ["1024"],
+        "max_data_mb": ["2048"],
+        "unlimited": ["false"],
+        "min_days": ["7"],
+        "max_days": ["30"],
+        "updated_since": ["2026-11-22T00:00:00+00:00"],
+        "limit": ["100"],
+    }
 
 
 def test_a_state_that_this_version_does_not_know_is_kept(shop: Shop) -> None:

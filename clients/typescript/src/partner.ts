@@ -263,15 +263,19 @@ export class Partner {
 
   /**
    * The options that this account may order, and that match all filters. `country` is a code of ISO 3166-1 alpha-2 such
-   * as JP. Unlimited data is enough for every `min_data_mb`.
+   * as JP. Unlimited data is enough for every `min_data_mb` and too much for every `max_data_mb`.
    */
   options(
     query: {
       country?: string;
+      network?: string;
+      kind?: "data" | "data_voice_text";
       min_data_mb?: number;
+      max_data_mb?: number;
       unlimited?: boolean;
       min_days?: number;
       max_days?: number;
+      updated_since?: string;
     } = {},
     patience: Patience = {},
   ): AsyncGenerator<Schemas["Offered"]> {

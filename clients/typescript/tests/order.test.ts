@@ -340,10 +340,21 @@ test("lists are read to their end", async () => {
   deepStrictEqual(slept, [7]);
 
   script = [page(["a"], null)];
-  const filters = { country: "JP", min_data_mb: 1024, unlimited: false, min_days: 7, max_days: 30 };
+  const filters = {
+    country: "JP",
+    network: "NTT Docomo",
+    kind: "data" as const,
+    min_data_mb: 1024,
+    max_data_mb: 2048,
+    unlimited: false,
+    min_days: 7,
+    max_days: 30,
+    updated_since: "2026-11-22T00:00:00Z",
+  };
   for await (const option of partner.options(filters)) strictEqual(option.name, "a");
-  const query = "country=JP&min_data_mb=1024&unlimited=false&min_days=7&max_days=30&limit=100";
-  strictEqual(requests.at(-1)?.split("?")[1], query);
+  const query = new URLSearchParams(requests.at(-1)?.split("?")[1]);
+  const expected = Object.entries({ ...filters, limit: 100 }).map(([name, value]) => [name, String(value)]);
+  deepStrictEqual([...query], expected);
 });
 
 test("every id can be looked up", async () => {

@@ -5,6 +5,7 @@
 //! This crate also has what every stage checks at its [start](start::wait), because that opens
 //! stored keys.
 
+pub mod facts;
 pub mod options;
 pub mod partners;
 pub mod prices;

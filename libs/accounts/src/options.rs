@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::facts::Facts;
+
 /// An option, as it is stored and as `esimctl option list --json` prints it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct ProductOption {
@@ -33,6 +35,10 @@ pub struct ProductOption {
     pub details: Map<String, Value>,
     /// What is known of the product in the same form for all providers.
     pub standard: Option<Standard>,
+    /// What a file sets by hand, which counts. Empty unless [`all`] or [`one`] has read it, as `told`.
+    pub facts: Facts,
+    /// What the first provider tells.
+    pub told: Facts,
 }
 
 impl ProductOption {
@@ -53,6 +59,8 @@ impl ProductOption {
             enabled: true,
             details: Map::new(),
             standard: None,
+            facts: Facts::default(),
+            told: Facts::default(),
         }
     }
 }
@@ -144,6 +152,9 @@ struct OptionRow {
     days: Option<i32>,
     cost: Option<i64>,
     cost_currency: Option<String>,
+    /// `None` if there are none, or if they were not asked for.
+    facts: Option<String>,
+    told: Option<String>,
 }
 
 impl OptionRow {
@@ -175,6 +186,8 @@ impl OptionRow {
             enabled: self.enabled,
             details: (self.details.as_deref()).map_or(Ok(Map::new()), details)?,
             standard: standard.read()?,
+            facts: Facts::read(self.facts.as_deref())?,
+            told: Facts::read(self.told.as_deref())?,
         })
     }
 }
@@ -187,7 +200,8 @@ macro_rules! options {
             OptionRow,
             r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version,
                       alternatives::text AS "alternatives!", CASE WHEN $1::bool THEN details::text END AS details,
-                      countries, data_mb, unlimited, days, cost, cost_currency
+                      countries, data_mb, unlimited, days, cost, cost_currency,
+                      CASE WHEN $1 THEN facts::text END AS facts, CASE WHEN $1 THEN told::text END AS told
                FROM options "#
                 + $condition,
             $with_details
@@ -226,12 +240,14 @@ macro_rules! write_option {
             enabled,
             details,
             standard,
+            facts,
+            told,
         } = $option;
         let standard = StandardColumns::of(standard.as_ref());
         let statement = sqlx::query!(
             "INSERT INTO options AS o ("
                 + $columns
-                + ") VALUES ($2, $3, $4, $5, $6, $7, $8::text::jsonb, $9::text::jsonb, $10, $11, $12, $13, $14, $15)
+                + ") VALUES ($2, $3, $4, $5, $6, $7, $8::text::jsonb, $9::text::jsonb, $10, $11, $12, $13, $14, $15, $16::text::jsonb, $17::text::jsonb)
              ON CONFLICT (option_id) DO UPDATE SET ("
                 + $columns
                 + ") = (SELECT "
@@ -253,6 +269,8 @@ macro_rules! write_option {
             standard.days,
             standard.cost,
             standard.cost_currency,
+            facts.stored(),
+            told.stored(),
         );
         Ok(statement.execute($connection).await?.rows_affected() > 0)
     }};
@@ -268,7 +286,7 @@ async fn write(
         option,
         replaces,
         "option_id, name, provider, provider_option_id, environment, enabled, details, alternatives,
-         countries, data_mb, unlimited, days, cost, cost_currency"
+         countries, data_mb, unlimited, days, cost, cost_currency, facts, told"
     )
 }
 
@@ -298,6 +316,14 @@ pub async fn all(connection: &mut PgConnection) -> Result<Vec<StoredOption>> {
         true,
         "ORDER BY environment, provider, name, option_id"
     )
+}
+
+/// The option with this id, with its details.
+pub async fn one(connection: &mut PgConnection, option: OptionId) -> Result<Option<ProductOption>> {
+    let found: Result<Vec<StoredOption>> =
+        options!(connection, true, "WHERE option_id = $2", option.uuid());
+    let found = found?.pop();
+    found.map(|stored| stored.option).transpose()
 }
 
 /// The options that can be read, and what is wrong with each of the others.

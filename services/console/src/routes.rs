@@ -229,6 +229,7 @@ fn of_providers() -> Vec<ConsoleRoute> {
             post(pages::providers::close),
         ),
         page("/products", viewer, get(pages::products::show)),
+        page("/products/{id}", viewer, get(pages::products::product)),
         page(
             "/products/{id}/route",
             operator,

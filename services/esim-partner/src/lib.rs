@@ -128,7 +128,9 @@ const LIST_EXAMPLES: &str = "Examples:
 const OPTIONS_EXAMPLES: &str = "Examples:
   esim-partner options
   esim-partner options --country JP --min-data-mb 5120
-  esim-partner options --unlimited true --min-days 7 --max-days 30";
+  esim-partner options --unlimited true --min-days 7 --max-days 30
+  esim-partner options --country JP --network 'NTT Docomo' --kind data
+  esim-partner options --updated-since 2026-11-22T00:00:00Z";
 
 const LISTEN_EXAMPLES: &str = "Examples:
   esim-partner listen                                    checks each signature itself
@@ -370,9 +372,18 @@ struct Options {
     /// `JP`
     #[arg(long, value_name = "CODE")]
     country: Option<String>,
+    /// List only options that can use the network of this name; with --country, in that country
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// List only options of this kind: `data`, or `data_voice_text` with calls and text messages
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
     /// List only options with at least so much data, in MB
     #[arg(long, value_name = "MB")]
     min_data_mb: Option<u32>,
+    /// List only options with at most so much data, in MB
+    #[arg(long, value_name = "MB")]
+    max_data_mb: Option<u32>,
     /// List only options with unlimited data, or only the others
     #[arg(long)]
     unlimited: Option<bool>,
@@ -382,6 +393,9 @@ struct Options {
     /// List only options whose data can be used for at most so many days
     #[arg(long, value_name = "DAYS")]
     max_days: Option<u32>,
+    /// List only options that changed since this time, or whose price did
+    #[arg(long, value_name = "TIME")]
+    updated_since: Option<String>,
     /// Continue after the page before: the value of its `next_cursor`
     #[arg(long)]
     cursor: Option<String>,
@@ -392,13 +406,17 @@ impl Options {
         let number = |value: Option<u32>| value.map(|value| value.to_string());
         let given = [
             ("country", self.country.clone()),
+            ("network", self.network.clone()),
+            ("kind", self.kind.clone()),
             ("min_data_mb", number(self.min_data_mb)),
+            ("max_data_mb", number(self.max_data_mb)),
             (
                 "unlimited",
                 self.unlimited.map(|unlimited| unlimited.to_string()),
             ),
             ("min_days", number(self.min_days)),
             ("max_days", number(self.max_days)),
+            ("updated_since", self.updated_since.clone()),
             ("cursor", self.cursor.clone()),
         ];
         let given = given

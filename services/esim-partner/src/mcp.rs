@@ -138,9 +138,24 @@ const LOOKING: [ToolDescription; 7] = [
                 "only options of this country, such as JP",
             ),
             (
+                "network",
+                "string",
+                "only options that can use the network of this name; with country, in that country",
+            ),
+            (
+                "kind",
+                "string",
+                "only options of this kind: data or data_voice_text",
+            ),
+            (
                 "min_data_mb",
                 "integer",
                 "only options with at least so much data",
+            ),
+            (
+                "max_data_mb",
+                "integer",
+                "only options with at most so much data",
             ),
             (
                 "unlimited",
@@ -156,6 +171,11 @@ const LOOKING: [ToolDescription; 7] = [
                 "max_days",
                 "integer",
                 "only options for at most so many days",
+            ),
+            (
+                "updated_since",
+                "string",
+                "only options that changed since this time, such as 2026-11-22T00:00:00Z",
             ),
             CURSOR,
         ],

@@ -134,6 +134,7 @@ fn routes() -> Vec<(&'static str, Vec<Handling>)> {
             vec![get(Read, extensions::list), post(Order, extensions::order)],
         ),
         ("/options", vec![get(Read, options::list)]),
+        ("/options/{option_id}", vec![get(Read, options::show)]),
         ("/balance", vec![get(Read, balance::show)]),
         ("/balance/{currency}", vec![put(Webhooks, balance::warn)]),
         ("/statements", vec![get(Read, balance::list)]),

@@ -12,6 +12,7 @@ mod price;
 mod provider;
 mod sandbox;
 mod text;
+mod told;
 mod trouble;
 mod usimsa;
 mod zendit;
@@ -33,3 +34,4 @@ pub use provider::{
     RefusedProduct, ReportSubject, SuspendResponse, Trouble,
 };
 pub use text::ProviderId;
+pub use told::{ToldFacts, UnknownValue};

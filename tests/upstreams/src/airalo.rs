@@ -763,6 +763,14 @@ fn place(countries: &[&str], products: &[&products::Product], pricing: Pricing) 
         .map(|code| json!({ "country_code": code, "title": code }));
     let packages = products.iter().map(|product| package(product, pricing));
     let packages: Vec<Value> = packages.collect();
+    // With the fields and words of its documents (September 2026).
+    let coverage = |code: &&str| {
+        json!({ "name": code, "code": code, "networks": [
+            { "name": format!("{code} Mobile"), "types": ["4G", "5G"] },
+            { "name": format!("{code} Telecom"), "types": ["LTE"] },
+        ] })
+    };
+    let coverages: Vec<Value> = countries.iter().map(coverage).collect();
     let info = if any(Kind::NeedsConfirmationCode) {
         "The installation asks for a confirmation code."
     } else {
@@ -787,6 +795,12 @@ fn place(countries: &[&str], products: &[&products::Product], pricing: Pricing) 
             "rechargeability": true,
             "other_info": null,
             "countries": listed.collect::<Vec<_>>(),
+            "image": { "width": 1035, "height": 653, "url": "https://cdn.example.com/operator.png" },
+            "apn": {
+                "ios": { "apn_type": "automatic", "apn_value": null },
+                "android": { "apn_type": "manual", "apn_value": "internet" },
+            },
+            "coverages": coverages,
             "install_window_days": is_local.then_some(1825),
             "topup_grace_window_days": null,
             "packages": packages,
@@ -805,6 +819,10 @@ fn package(product: &products::Product, pricing: Pricing) -> Value {
         "title": product.name,
         "data": product.megabytes.map_or("Unlimited".to_owned(), |data| format!("{data} MB")),
         "short_info": null,
+        "is_fair_usage_policy": product.megabytes.is_none(),
+        "fair_usage_policy": product.megabytes.is_none().then_some("1 Mbps after 3 GB a day"),
+        "voice": null,
+        "text": null,
         "net_price": pricing.net_price(NET_PRICE),
     })
 }

@@ -694,12 +694,37 @@ async fn packages(Signed(asked): Signed<Value>) -> Response {
                 "duration": product.days,
                 "durationUnit": "DAY",
                 "location": product.countries.join(","),
+                "locationCode": product.countries[0],
                 "description": description,
                 "activeType": 2,
+                "smsStatus": 0,
+                "favorite": false,
+                "retailPrice": 2 * PRICE,
+                "speed": "3G/4G/5G",
+                "ipExport": "NL/FR",
+                "supportTopUpType": 2,
+                "fupPolicy": if data_type == 4 { "1 Mbps" } else { "" },
+                "locationNetworkList": networks(product.countries),
             })
         })
         .collect();
     Json(done(&json!({ "packageList": listed }))).into_response()
+}
+
+/// The networks of a product, with the fields and words of the reference's examples (April 2026).
+fn networks(countries: &[&str]) -> Value {
+    let of_country = |code: &&str| {
+        json!({
+            "locationName": code,
+            "locationLogo": format!("/img/flags/{}.png", code.to_lowercase()),
+            "locationCode": code,
+            "operatorList": [
+                { "operatorName": format!("{code} Mobile"), "networkType": "5G" },
+                { "operatorName": format!("{code} Telecom"), "networkType": "4G/5G" },
+            ],
+        })
+    };
+    countries.iter().map(of_country).collect()
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.

@@ -95,17 +95,25 @@ def _walk_filter(since: datetime.datetime, until: datetime.datetime) -> dict[str
 
 def _option_filter(
     country: str | None,
+    network: str | None,
+    kind: str | None,
     min_data_mb: int | None,
+    max_data_mb: int | None,
     unlimited: bool | None,
     min_days: int | None,
     max_days: int | None,
+    updated_since: datetime.datetime | None,
 ) -> dict[str, str]:
     given = {
         "country": country,
+        "network": network,
+        "kind": kind,
         "min_data_mb": min_data_mb,
+        "max_data_mb": max_data_mb,
         "unlimited": None if unlimited is None else str(unlimited).lower(),
         "min_days": min_days,
         "max_days": max_days,
+        "updated_since": updated_since and updated_since.astimezone(datetime.UTC).isoformat(),
     }
     return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -208,17 +216,24 @@ class Partner(_Account):
         self,
         *,
         country: str | None = None,
+        network: str | None = None,
+        kind: str | None = None,
         min_data_mb: int | None = None,
+        max_data_mb: int | None = None,
         unlimited: bool | None = None,
         min_days: int | None = None,
         max_days: int | None = None,
+        updated_since: datetime.datetime | None = None,
         patience: float = PATIENCE,
     ) -> Iterator[Offered]:
         """The options that this account may order, and that match all filters.
 
-        `country` is a code of ISO 3166-1 alpha-2 such as JP. Unlimited data is enough for every `min_data_mb`.
+        `country` is a code of ISO 3166-1 alpha-2 such as JP. Unlimited data is enough for every `min_data_mb` and too
+        much for every `max_data_mb`. `kind` is data or data_voice_text.
         """
-        parameters = _option_filter(country, min_data_mb, unlimited, min_days, max_days)
+        parameters = _option_filter(
+            country, network, kind, min_data_mb, max_data_mb, unlimited, min_days, max_days, updated_since
+        )
         return self._pages("/options", "options", parameters, Offered.from_dict, patience)
 
     def events(self, *, patience: float = PATIENCE) -> Iterator[Event]:
@@ -328,14 +343,20 @@ class AsyncPartner(_Account):
         self,
         *,
         country: str | None = None,
+        network: str | None = None,
+        kind: str | None = None,
         min_data_mb: int | None = None,
+        max_data_mb: int | None = None,
         unlimited: bool | None = None,
         min_days: int | None = None,
         max_days: int | None = None,
+        updated_since: datetime.datetime | None = None,
         patience: float = PATIENCE,
     ) -> AsyncIterator[Offered]:
         """The same as :meth:`Partner.options`."""
-        parameters = _option_filter(country, min_data_mb, unlimited, min_days, max_days)
+        parameters = _option_filter(
+            country, network, kind, min_data_mb, max_data_mb, unlimited, min_days, max_days, updated_since
+        )
         return self._pages("/options", "options", parameters, Offered.from_dict, patience)
 
     def events(self, *, patience: float = PATIENCE) -> AsyncIterator[Event]:

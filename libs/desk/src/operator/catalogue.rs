@@ -2,9 +2,13 @@
 //!
 //! The caller has compared both catalogues before. Somebody may have changed an option since then,
 //! so each statement changes only what it has found in the state that was compared, and leaves all
-//! that belongs to the operator alone: the name, the details, and whether the option is on sale.
+//! that belongs to the operator alone: the name, the details, the facts that a file sets, and whether
+//! the option is on sale.
 
-use accounts::options::{self, ProductOption, StandardColumns};
+use accounts::{
+    facts::Facts,
+    options::{self, ProductOption, StandardColumns},
+};
 use domain::{OptionId, product::Standard};
 use pg::{
     Result,
@@ -27,11 +31,18 @@ pub struct Update {
     pub place: PairPosition,
 }
 
+/// What the list of a provider says of a product.
+#[derive(Clone, Debug)]
+pub struct ListedProduct {
+    pub standard: Standard,
+    pub told: Facts,
+}
+
 /// Which pair of an option changes.
 #[derive(Clone, Debug)]
 pub enum PairPosition {
-    /// Its first provider, whose standard fields are those of the option.
-    First(Standard),
+    /// Its first provider, whose standard fields and facts are those of the option.
+    First(Box<ListedProduct>),
     /// This further provider.
     Alternative(String),
 }
@@ -72,17 +83,17 @@ pub async fn apply(
             pulled.created += u64::from(created);
         }
         for update in &pull.updates {
-            let standard = match &update.place {
-                PairPosition::First(standard) => standard,
+            let product = match &update.place {
+                PairPosition::First(product) => product,
                 PairPosition::Alternative(provider) => {
                     pulled.updated += set_alternative(transaction, update, provider).await?;
                     continue;
                 }
             };
-            let standard = StandardColumns::of(Some(standard));
+            let standard = StandardColumns::of(Some(&product.standard));
             let updated = sqlx::query!(
                 "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
-                                cost = $8, cost_currency = $9
+                                cost = $8, cost_currency = $9, told = $10::text::jsonb
              WHERE option_id = $1 AND provider_option_id = $2",
                 update.option_id.uuid(),
                 update.was,
@@ -93,6 +104,7 @@ pub async fn apply(
                 standard.days,
                 standard.cost,
                 standard.cost_currency,
+                product.told.stored(),
             );
             pulled.updated += updated.execute(&mut **transaction).await?.rows_affected();
         }

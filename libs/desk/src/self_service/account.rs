@@ -1,6 +1,10 @@
 //! A partner's account: its keys and the options that it may order.
 
-use accounts::{options, partners::RotationResult};
+use accounts::{
+    facts::{Facts, PlanKind},
+    options,
+    partners::RotationResult,
+};
 use domain::{Environment, OptionId, PartnerId, product::Country};
 use pg::{
     Result, Transaction, TransactionEnd,
@@ -42,6 +46,12 @@ pub struct OfferedOption {
     /// For how many days the data can be used; null if we do not say it in this form.
     #[schema(example = 30, minimum = 1)]
     pub days: Option<i32>,
+    #[schema(required = false)]
+    pub facts: Facts,
+    /// When it, or its price, changed for the last time.
+    #[serde(with = "time::serde::rfc3339")]
+    #[schema(required = false)]
+    pub updated_at: OffsetDateTime,
     /// What a unit costs now, in minor units of `currency`. Left out if we have agreed no prices with
     /// you.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,13 +64,22 @@ pub struct OfferedOption {
 
 /// Which options a partner asks for. An option of which nothing is known matches no condition.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OptionFilter {
+pub struct OptionFilter<'a> {
+    /// Only this one.
+    pub option: Option<OptionId>,
     pub country: Option<Country>,
+    /// The name of a network, in any case. If a country is asked for, it must be one of that country.
+    pub network: Option<&'a str>,
+    pub kind: Option<PlanKind>,
     /// At least so much data, in MB. Unlimited data is always enough.
     pub min_data_mb: Option<i32>,
+    /// At most so much data, in MB. Unlimited data is always too much.
+    pub max_data_mb: Option<i32>,
     pub unlimited: Option<bool>,
     pub min_days: Option<i32>,
     pub max_days: Option<i32>,
+    /// Those that have changed since then.
+    pub updated_since: Option<OffsetDateTime>,
 }
 
 /// One page of the options that a partner of this environment may order.
@@ -71,7 +90,7 @@ pub struct OptionPage<'a> {
     pub providers: &'a [String],
     /// The price list of the partner, if it has one. It is offered what that list has now.
     pub price_list: Option<&'a str>,
-    pub filter: OptionFilter,
+    pub filter: OptionFilter<'a>,
     /// The last option of the page before.
     pub after: Option<OptionId>,
     pub limit: i64,
@@ -85,8 +104,12 @@ pub async fn options(
 ) -> Result<Vec<OfferedOption>> {
     let filter = page.filter;
     let country = filter.country.map(|country| country.to_string());
+    let kind = filter.kind.map(|kind| kind.to_string());
+    // A change is seen only once it is committed, so a reader may have missed those of the last
+    // moments before its `updated_since`. It gets these again, which does no harm.
     let rows = sqlx::query!(
-        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days, price.amount AS "price?",
+        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days, facts::text AS facts,
+                told::text AS told, greatest(updated_at, price.valid_from) AS "updated_at!", price.amount AS "price?",
                 price.currency AS "currency?"
          FROM options LEFT JOIN LATERAL price_in($10, option_id) price ON true
          WHERE enabled AND ($10::text IS NULL OR price.amount IS NOT NULL) AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
@@ -95,6 +118,14 @@ pub async fn options(
            AND ($7::bool IS NULL OR unlimited = $7)
            AND ($8::int IS NULL OR days >= $8)
            AND ($9::int IS NULL OR days <= $9)
+           AND ($11::uuid IS NULL OR option_id = $11)
+           AND ($12::int IS NULL OR data_mb <= $12)
+           AND ($13::text IS NULL OR coalesce(facts->>'kind', told->>'kind') = $13)
+           AND ($14::timestamptz IS NULL OR greatest(updated_at, price.valid_from) >= $14 - interval '1 minute')
+           AND ($15::text IS NULL OR EXISTS (
+               SELECT FROM jsonb_array_elements(coalesce(facts->'coverage', told->'coverage')) covered,
+                           jsonb_array_elements(covered->'networks') network
+               WHERE lower(network->>'name') = lower($15) AND ($5::text IS NULL OR covered->>'country' = $5)))
          ORDER BY option_id LIMIT $4"#,
         page.after.map_or(Uuid::nil(), OptionId::uuid),
         page.environment == Environment::Sandbox,
@@ -106,6 +137,11 @@ pub async fn options(
         filter.min_days,
         filter.max_days,
         page.price_list,
+        filter.option.map(OptionId::uuid),
+        filter.max_data_mb,
+        kind,
+        filter.updated_since,
+        filter.network,
     );
     let offered = rows
         .fetch_all(connection)
@@ -120,10 +156,18 @@ pub async fn options(
             data_mb: row.data_mb,
             unlimited: row.unlimited,
             days: row.days,
+            facts: facts(row.told.as_deref(), row.facts.as_deref()),
+            updated_at: row.updated_at,
             price: row.price,
             currency: row.currency,
         });
     Ok(offered.collect())
+}
+
+/// What is known of an option. One whose facts cannot be read can be ordered all the same.
+pub(super) fn facts(told: Option<&str>, by_hand: Option<&str>) -> Facts {
+    let told = Facts::read(told).unwrap_or_default();
+    Facts::read(by_hand).unwrap_or_default().over(&told)
 }
 
 /// A partner's account, without secrets.

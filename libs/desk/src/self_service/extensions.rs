@@ -25,7 +25,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    account::OfferedOption,
+    account::{OfferedOption, facts},
     esims::{keep_order, wait_for_turn},
 };
 
@@ -197,6 +197,7 @@ async fn sellable(
 ) -> Result<Vec<OfferedOption>> {
     let rows = sqlx::query!(
         r#"SELECT o.option_id, o.name, o.details::text AS "details!", o.countries, o.data_mb, o.unlimited, o.days,
+                  o.facts::text AS facts, o.told::text AS told, greatest(o.updated_at, price.valid_from) AS "updated_at!",
                   price.amount AS "price?", price.currency AS "currency?"
            FROM esims e
            JOIN options o ON o.enabled AND ($2 OR (o.environment = 'live' AND e.provider = ANY ($3)))
@@ -222,6 +223,8 @@ async fn sellable(
         data_mb: row.data_mb,
         unlimited: row.unlimited,
         days: row.days,
+        facts: facts(row.told.as_deref(), row.facts.as_deref()),
+        updated_at: row.updated_at,
         price: row.price,
         currency: row.currency,
     });

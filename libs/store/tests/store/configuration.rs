@@ -4,11 +4,21 @@
 use std::{collections::HashMap, time::Duration};
 
 use accounts::{
+    facts::{Facts, PlanKind},
     options::{self, ProductOption},
     partners,
 };
-use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
-use domain::{Environment, OptionId, PartnerId, cut::OptionAtProvider, product::Standard};
+use desk::{
+    operator::catalogue::{
+        self, CatalogueCounts, CatalogueUpdate, ListedProduct, PairPosition, Update,
+    },
+    self_service::{self, OptionFilter, OptionPage},
+};
+use domain::{
+    Environment, OptionId, PartnerId,
+    cut::OptionAtProvider,
+    product::{Country, Standard},
+};
 use pg::actions::{self, Action, Actor, Mode};
 use serde_json::Value;
 use sqlx::{Connection, PgConnection};
@@ -267,7 +277,7 @@ async fn an_import_writes_each_column() {
     let mut left_out = async || {
         let columns = "SELECT column_name::text, data_type::text FROM information_schema.columns
                        WHERE table_schema = 'public' AND table_name = 'options'
-                         AND column_name NOT IN ('option_id', 'version')";
+                         AND column_name NOT IN ('option_id', 'version', 'updated_at')";
         let columns: Vec<(String, String)> = sqlx::query_as(columns)
             .fetch_all(&mut *connection)
             .await
@@ -322,6 +332,190 @@ async fn standard_fields_are_stored_and_read() {
         let read = all(&mut connection).await;
         assert_eq!(read[0].standard, stored.standard);
     }
+}
+
+fn facts(facts: Value) -> Facts {
+    serde_json::from_value(facts).unwrap()
+}
+
+/// Partners see what a file sets, and otherwise what the provider tells, and find options by it.
+#[tokio::test]
+async fn options_are_found_by_what_is_known_of_them() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let coverage = |country: &str, networks: &[&str]| {
+        let networks: Vec<Value> = networks
+            .iter()
+            .map(|name| serde_json::json!({ "name": name, "generations": ["4G"] }))
+            .collect();
+        serde_json::json!({ "country": country, "generations": ["4G"], "networks": networks })
+    };
+    let two = [coverage("JP", &["NTT Docomo"]), coverage("KR", &["SK"])];
+    let mut told = option("told");
+    told.told = facts(serde_json::json!({ "kind": "data", "hotspot": false, "coverage": two }));
+    told.standard = serde_json::from_value(
+        serde_json::json!({ "countries": ["JP", "KR"], "data_mb": 1024, "days": 7 }),
+    )
+    .unwrap();
+    let mut set = told.clone();
+    set.option_id = OptionId::new();
+    set.name = "set".into();
+    set.facts = facts(serde_json::json!({
+        "kind": "data_voice_text", "hotspot": true, "coverage": [coverage("KR", &["SK", "KT"])],
+    }));
+    let plain = option("plain");
+    for option in [&told, &set, &plain] {
+        options::import(&mut connection, option).await.unwrap();
+    }
+    let mut found = async |filter: OptionFilter<'_>| {
+        let page = OptionPage {
+            environment: Environment::Sandbox,
+            providers: &[],
+            price_list: None,
+            filter,
+            after: None,
+            limit: 10,
+        };
+        let found = self_service::options(&mut connection, page).await.unwrap();
+        let mut names: Vec<String> = found.iter().map(|one| one.name.clone()).collect();
+        names.sort_unstable();
+        (names, found)
+    };
+    let all = OptionFilter::default();
+    let korea: Country = "KR".parse().unwrap();
+    for (filter, expected) in [
+        (all, &["plain", "set", "told"][..]),
+        (
+            OptionFilter {
+                kind: Some(PlanKind::Data),
+                ..all
+            },
+            &["told"],
+        ),
+        (
+            OptionFilter {
+                kind: Some(PlanKind::DataVoiceText),
+                ..all
+            },
+            &["set"],
+        ),
+        (
+            OptionFilter {
+                network: Some("ntt docomo"),
+                ..all
+            },
+            &["told"],
+        ),
+        (
+            OptionFilter {
+                network: Some("SK"),
+                ..all
+            },
+            &["set", "told"],
+        ),
+        (
+            OptionFilter {
+                network: Some("SK"),
+                country: Some(korea),
+                ..all
+            },
+            &["set", "told"],
+        ),
+        (
+            OptionFilter {
+                network: Some("NTT Docomo"),
+                country: Some(korea),
+                ..all
+            },
+            &[],
+        ),
+        (
+            OptionFilter {
+                network: Some("S%"),
+                ..all
+            },
+            &[],
+        ),
+        (
+            OptionFilter {
+                max_data_mb: Some(1024),
+                ..all
+            },
+            &["set", "told"],
+        ),
+        (
+            OptionFilter {
+                max_data_mb: Some(1023),
+                ..all
+            },
+            &[],
+        ),
+        (
+            OptionFilter {
+                option: Some(plain.option_id),
+                ..all
+            },
+            &["plain"],
+        ),
+        (
+            OptionFilter {
+                option: Some(OptionId::new()),
+                ..all
+            },
+            &[],
+        ),
+    ] {
+        assert_eq!(found(filter).await.0, expected, "{filter:?}");
+    }
+    let (_, shown) = found(all).await;
+    let of = |name: &str| shown.iter().find(|one| one.name == name).unwrap();
+    assert_eq!(of("told").facts, told.told);
+    assert_eq!(of("set").facts, set.facts);
+    assert_eq!(of("plain").facts, Facts::default());
+}
+
+/// A change of a moment ago is listed again, because its transaction may have been open at the last
+/// walk. An import that changes nothing is no change.
+#[tokio::test]
+async fn options_that_have_changed_since_a_time_are_found() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let [old, new] = [option("old"), option("new")];
+    for option in [&old, &new] {
+        options::import(&mut connection, option).await.unwrap();
+    }
+    bench
+        .sql(
+            "ALTER TABLE options DISABLE TRIGGER option_updated;
+              UPDATE options SET updated_at = now() - interval '1 day';
+              ALTER TABLE options ENABLE TRIGGER option_updated",
+        )
+        .await;
+    let now = runtime::clock::now();
+    let mut since = async |connection: &mut PgConnection, seconds: i64| {
+        let page = OptionPage {
+            environment: Environment::Sandbox,
+            providers: &[],
+            price_list: None,
+            filter: OptionFilter {
+                updated_since: Some(now + time::Duration::seconds(seconds)),
+                ..OptionFilter::default()
+            },
+            after: None,
+            limit: 10,
+        };
+        let found = self_service::options(connection, page).await.unwrap();
+        found.into_iter().map(|one| one.name).collect::<Vec<_>>()
+    };
+    assert!(!options::import(&mut connection, &old).await.unwrap());
+    assert_eq!(since(&mut connection, -3_600).await, [""; 0]);
+    let mut changed = new.clone();
+    changed.facts = facts(serde_json::json!({ "hotspot": true }));
+    assert!(options::import(&mut connection, &changed).await.unwrap());
+    assert_eq!(since(&mut connection, -3_600).await, ["new"]);
+    assert_eq!(since(&mut connection, 30).await, ["new"]);
+    assert_eq!(since(&mut connection, 3_600).await, [""; 0]);
+    assert_eq!(since(&mut connection, -200_000).await.len(), 2);
 }
 
 /// The price at a further provider is a part of its pair. The other pairs and the standard fields
@@ -383,7 +577,10 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         option_id: option.option_id,
         was: option.provider_option_id.clone(),
         provider_option_id: format!("{}@2.00", option.name),
-        place: PairPosition::First(standard.clone()),
+        place: PairPosition::First(Box::new(ListedProduct {
+            standard: standard.clone(),
+            told: facts(serde_json::json!({ "top_up": "yes" })),
+        })),
     };
     let pull = CatalogueUpdate {
         new: vec![same.clone()],
@@ -392,6 +589,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     };
     same.enabled = false;
     same.name = "renamed".into();
+    same.facts = facts(serde_json::json!({ "hotspot": true }));
     other.provider_option_id = "mended".into();
     for option in [&same, &other] {
         options::import(&mut connection, option).await.unwrap();
@@ -429,6 +627,11 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         seen,
         [("other", "mended", false), ("renamed", "same@2.00", false)]
     );
+    // What a file sets stays beside what the provider tells.
+    let renamed = options::one(&mut connection, same.option_id).await.unwrap();
+    let renamed = renamed.unwrap();
+    assert_eq!(renamed.facts, same.facts);
+    assert_eq!(renamed.told, facts(serde_json::json!({ "top_up": "yes" })));
     let actions = actions::list(&mut connection, &actions::ActionFilter::default(), 10)
         .await
         .unwrap();

@@ -1,13 +1,15 @@
 //! The products of a provider, with the providers that sell each in the order in which they are
-//! asked; and the act that puts another one first, for when the first one fails or denies us.
+//! asked; what is known of one; and the act that puts another provider first, for when the first one
+//! fails or denies us.
 
+use accounts::facts::{Facts, ShownFact};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     health::HealthReport,
     options::{self, NotRouted, RoutedCounts, RoutedOption},
 };
-use domain::OptionId;
+use domain::{Environment, OptionId};
 use pg::{PgConnection, actions::Mode};
 use store::providers::BreakerState;
 use url::form_urlencoded::byte_serialize;
@@ -43,6 +45,7 @@ struct Page {
 }
 
 struct Row {
+    id: OptionId,
     name: String,
     is_sandbox: bool,
     on_sale: bool,
@@ -121,6 +124,7 @@ pub(crate) async fn show(
     let next = from + i64::try_from(found.len()).unwrap_or_default();
     let may = visit.session.may(OperatorRole::Operator);
     let row = |one: &RoutedOption| Row {
+        id: one.option_id,
         name: one.name.clone(),
         is_sandbox: one.environment == "sandbox",
         on_sale: one.enabled,
@@ -145,6 +149,59 @@ pub(crate) async fn show(
         older: (next < counts.all).then(|| with(PATH, query, &[("before", &next.to_string())])),
         newest: (from > 0).then(|| with(PATH, query, &[("before", "")])),
         provider,
+    })
+}
+
+#[derive(Template)]
+#[template(path = "product.html")]
+struct ProductPage {
+    shell: Shell,
+    back: String,
+    provider: String,
+    id: OptionId,
+    name: String,
+    is_sandbox: bool,
+    on_sale: bool,
+    sentence: String,
+    /// The standard fields, each with its name.
+    standard: Vec<(&'static str, String)>,
+    facts: Vec<ShownFact>,
+}
+
+/// What is known of a product.
+pub(crate) async fn product(
+    State(app): State<App>,
+    given: PathArgument,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let id: OptionId = given.id("a product")?;
+    let read = async |connection: &mut PgConnection| accounts::options::one(connection, id).await;
+    let found = app.database().run(read).await?;
+    let option = found.ok_or_else(|| given.missing("product"))?;
+    let standard = option.standard.as_ref().map(|standard| {
+        let countries: Vec<String> = standard.countries.iter().map(ToString::to_string).collect();
+        let mut fields = vec![
+            ("Countries", countries.join(", ")),
+            ("Data", standard.data.to_string()),
+            ("Days", standard.days.to_string()),
+        ];
+        fields.extend(standard.cost.map(|cost| ("Costs us", cost.to_string())));
+        fields
+    });
+    page(&ProductPage {
+        shell: Shell::new(&app, &visit.session, "/providers", option.name.clone()),
+        back: list_of(&option.provider),
+        sentence: format!(
+            "It is bought at {} first, as {}.",
+            option.provider, option.provider_option_id
+        ),
+        id,
+        is_sandbox: option.environment == Environment::Sandbox,
+        on_sale: option.enabled,
+        standard: standard.unwrap_or_default(),
+        facts: Facts::shown(&option.told, &option.facts),
+        provider: option.provider,
+        name: option.name,
     })
 }
 

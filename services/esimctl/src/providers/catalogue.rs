@@ -5,15 +5,17 @@
 //! sale. An option whose product is gone is only named, unless the command is told to take such
 //! options out of sale. The price of each product is taken over as the most that we pay
 //! (`PRODUCT@PRICE`), so that a later rise is not paid silently. That holds for an option whose
-//! further provider sells the product, too; its standard fields are those of its first provider and
-//! stay. Products that could not be delivered are refused, each with its reason.
+//! further provider sells the product, too; its standard fields and facts are those of its first
+//! provider and stay. A value of a fact that is not understood makes the fact unknown and is named. Products that could not be delivered are refused, each with its reason.
 
 use std::collections::BTreeMap;
 
 use accounts::options::{self, ProductOption};
 use anyhow::ensure;
 use clap::{Args, Subcommand};
-use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
+use desk::operator::catalogue::{
+    self, CatalogueCounts, CatalogueUpdate, ListedProduct, PairPosition, Update,
+};
 use desk::operator::words::counted;
 use domain::{
     Environment, OptionId,
@@ -22,7 +24,7 @@ use domain::{
     product::{Country, Standard},
 };
 use pg::actions::Mode;
-use provisioner::providers::{ProductOffer, UnsuitableProduct};
+use provisioner::providers::{ProductOffer, UnknownValue, UnsuitableProduct};
 use serde::Serialize;
 use serde_json::json;
 
@@ -46,10 +48,11 @@ const EXAMPLES: &str = "Examples:
 It reads the account from the settings of the provisioner, so run it where these are set, for example with the file that
 the provisioner gets: set -a; . ./providers.env. It shows what is new, gone, or priced otherwise than our options say,
 asks, and imports: new products become live options, and known ones get the new price as the most that we pay (PRODUCT@PRICE)
-and the standard fields (countries, data, days, cost). Names, details and whether an option is on sale stay as they are.
+and the standard fields (countries, data, days, cost) and facts (networks, activation, …) that the provider tells. Names,
+details, facts that a file sets, and whether an option is on sale stay as they are. Values that are not understood are listed.
 Products that our webhook could not deliver, for example because they need a confirmation code, are refused with a reason.
 
---json prints {\"provider\":…,\"products\":…,\"new\":[…],\"priced\":[…],\"changed\":[…],\"gone\":[…],\"refused\":[…],\"unchanged\":…,
+--json prints {\"provider\":…,\"products\":…,\"new\":[…],\"priced\":[…],\"changed\":[…],\"gone\":[…],\"refused\":[…],\"not_understood\":[…],\"unchanged\":…,
 \"created\":…,\"updated\":…,\"disabled\":…,\"dry_run\":…}.";
 
 /// The maximum number of rows of each kind that the text lists.
@@ -165,6 +168,8 @@ struct Report {
     /// Options on sale whose product is no longer listed.
     gone: Vec<Gone>,
     refused: Vec<Refused>,
+    /// Values of the provider that were not understood, so that a fact is not known.
+    not_understood: Vec<NotUnderstood>,
     /// Options that agree with their product.
     unchanged: usize,
 }
@@ -188,6 +193,17 @@ struct Changed {
     /// The same with the price of the provider.
     becomes: String,
     standard: Standard,
+    /// The names of the facts that the provider tells in another way than before. One that a file
+    /// sets stays as it is there.
+    facts: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct NotUnderstood {
+    field: &'static str,
+    value: String,
+    /// In how many products it stands.
+    products: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -206,6 +222,25 @@ struct OurPair<'a> {
     option: &'a ProductOption,
     provider_option_id: &'a str,
     is_alternative: bool,
+}
+
+impl OurPair<'_> {
+    /// How it differs from the product as the provider lists it.
+    fn changed(self, becomes: &str, product: &ListedProduct) -> Changed {
+        Changed {
+            option_id: self.option.option_id,
+            name: self.option.name.clone(),
+            is_alternative: self.is_alternative,
+            was: self.provider_option_id.to_owned(),
+            becomes: becomes.to_owned(),
+            standard: product.standard.clone(),
+            facts: if self.is_alternative {
+                Vec::new()
+            } else {
+                self.option.told.differences(&product.told)
+            },
+        }
+    }
 }
 
 /// What our options buy at this provider, which is the first one of an option or a further one.
@@ -271,6 +306,7 @@ fn compare<'a>(
     let (listed, nameless) = merged(offers);
     let is_certain = nameless.is_empty() && !listed.is_empty();
     report.refused = nameless;
+    report.not_understood = not_understood(&listed);
     for (product, offer) in &listed {
         let pairs = by_product.remove(product.as_str()).unwrap_or_default();
         let standard = match &offer.standard {
@@ -308,18 +344,17 @@ fn compare<'a>(
         for pair in pairs {
             let option = pair.option;
             let same_price = pair.provider_option_id == becomes;
-            if same_price && (pair.is_alternative || option.standard.as_ref() == Some(standard)) {
+            let product = ListedProduct {
+                standard: standard.clone(),
+                told: offer.told.facts.clone(),
+            };
+            let is_same =
+                option.standard.as_ref() == Some(&product.standard) && option.told == product.told;
+            if same_price && (pair.is_alternative || is_same) {
                 report.unchanged += 1;
                 continue;
             }
-            let changed = Changed {
-                option_id: option.option_id,
-                name: option.name.clone(),
-                is_alternative: pair.is_alternative,
-                was: pair.provider_option_id.to_owned(),
-                becomes: becomes.clone(),
-                standard: standard.clone(),
-            };
+            let changed = pair.changed(&becomes, &product);
             pull.updates.push(Update {
                 option_id: option.option_id,
                 was: pair.provider_option_id.to_owned(),
@@ -327,7 +362,7 @@ fn compare<'a>(
                 place: if pair.is_alternative {
                     PairPosition::Alternative(asked.source.name.clone())
                 } else {
-                    PairPosition::First(standard.clone())
+                    PairPosition::First(Box::new(product))
                 },
             });
             if same_price {
@@ -376,11 +411,29 @@ fn merged(offers: Vec<ProductOffer>) -> (BTreeMap<String, ProductOffer>, Vec<Ref
             Some(known) if known.standard != offer.standard => {
                 known.standard = Err(UnsuitableProduct::Ambiguous);
             }
-            Some(_) => {}
+            // One package may stand in several places, which may tell different facts.
+            Some(known) => known.told.facts = known.told.facts.agreed(&offer.told.facts),
             None => drop(listed.insert(product, offer)),
         }
     }
     (listed, nameless)
+}
+
+/// What was not understood of the products that can be sold, each value once.
+fn not_understood(listed: &BTreeMap<String, ProductOffer>) -> Vec<NotUnderstood> {
+    let sold = listed.values().filter(|offer| offer.standard.is_ok());
+    let mut products: BTreeMap<&UnknownValue, usize> = BTreeMap::new();
+    for unknown in sold.flat_map(|offer| &offer.told.unknown) {
+        *products.entry(unknown).or_default() += 1;
+    }
+    let values = products
+        .into_iter()
+        .map(|(unknown, products)| NotUnderstood {
+            field: unknown.field,
+            value: unknown.value.clone(),
+            products,
+        });
+    values.collect()
 }
 
 fn refused(
@@ -420,6 +473,7 @@ fn new_option(
     ProductOption {
         enabled: !asked.new_disabled,
         standard: Some(standard.clone()),
+        told: offer.told.facts.clone(),
         ..ProductOption::new(option_id, name, sold, Environment::Live)
     }
 }
@@ -456,7 +510,7 @@ impl Report {
             &mut lines,
             "with other fields",
             &self.changed,
-            |one| cells!(one: name, option_id, product = one.becomes.clone(), standard = of(&one.standard)),
+            |one| cells!(one: name, option_id, product = one.becomes.clone(), standard = of(&one.standard), facts = or_dash(named(&one.facts))),
         );
         section(
             &mut lines,
@@ -477,8 +531,19 @@ impl Report {
             &self.refused,
             |one| cells!(one: product, name, why, "on sale here" = or_dash(one.on_sale.first())),
         );
+        section(
+            &mut lines,
+            "values that are not understood, so that these facts are not known",
+            &self.not_understood,
+            |one| cells!(one: field, value, products),
+        );
         lines.join("\n")
     }
+}
+
+/// Facts by their names.
+fn named(facts: &[String]) -> Option<String> {
+    (!facts.is_empty()).then(|| facts.join(", "))
 }
 
 /// Which of an option's pairs a row is about.

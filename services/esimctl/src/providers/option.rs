@@ -2,8 +2,11 @@
 //! brings it to what a file says ([`crate::option_file`]), takes an option out of sale, and puts
 //! another one of its providers first.
 
-use accounts::options::{self, ProductOption};
-use anyhow::{bail, ensure};
+use accounts::{
+    facts::{Facts, ShownFact},
+    options::{self, ProductOption},
+};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use desk::operator::{
     self,
@@ -17,7 +20,7 @@ use crate::{
     confirm::{self, Confirm},
     console::Console,
     option_file::{self, OptionApplyArgs},
-    output::{TableRow, cells, or_dash},
+    output::{TableRow, cells, or_dash, table},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -27,6 +30,14 @@ const LIST_EXAMPLES: &str = "Examples:
 
 `esimctl option apply` takes what --json prints, so that a catalogue can be kept in a file, edited, and copied to
 another system.";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esimctl option show JP-7D-1G
+  esimctl option show 'Japan 7 days 1 GB' --json
+
+It lists what partners are told of the option: networks, activation, hotspot and the like. Of each it says whether the provider
+tells it (origin provider) or a file of yours sets it (origin file), which counts. --json prints the option as `option list`
+does, and these facts as shown.";
 
 const SET_EXAMPLES: &str = "Examples:
   esimctl option set JP-7D-1G --disabled --reason 'sold out at the provider, ticket 4711'
@@ -54,6 +65,13 @@ pub enum OptionCommand {
     /// List the catalogue
     #[command(after_help = LIST_EXAMPLES)]
     List,
+    /// Show an option with all that is known of it, and who says so
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// The option's id, its name, or its name at the provider
+        #[arg(value_name = "NAME|ID", value_parser = NonEmptyStringValueParser::new())]
+        option: String,
+    },
     /// Make the options match a file: create new ones, and change the others
     ///
     /// The same file again changes nothing, so a script may apply it at every deployment.
@@ -120,10 +138,36 @@ pub async fn run(command: &OptionCommand, console: &Console) -> anyhow::Result<(
             );
             Ok(())
         }
+        OptionCommand::Show { option } => show(option, console).await,
         OptionCommand::Apply(asked) => option_file::apply(asked, console).await,
         OptionCommand::Set(change) => set_enabled(change, console).await,
         OptionCommand::Route(change) => put_first(change, console).await,
     }
+}
+
+async fn show(named: &str, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let found = one(
+        operator::options::named(&mut connection, named).await?,
+        named,
+    )?;
+    let option = options::one(&mut connection, found.option_id).await?;
+    let option = option.with_context(|| format!("there is no option {named:?} any longer"))?;
+    let facts = Facts::shown(&option.told, &option.facts);
+    let mut shown = json!(option);
+    shown["shown"] = json!(facts);
+    console.print(&shown, || {
+        let of_option = table([row(&option)]);
+        if facts.is_empty() {
+            return format!("{of_option}\n\nNeither its provider nor a file says more about it.");
+        }
+        let facts = table(facts.iter().map(fact));
+        format!("{of_option}\n\n{facts}")
+    })
+}
+
+fn fact(one: &ShownFact) -> TableRow<3> {
+    cells!(one: fact, value, origin)
 }
 
 async fn put_first(asked: &OptionRouteArgs, console: &Console) -> anyhow::Result<()> {

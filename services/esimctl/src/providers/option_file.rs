@@ -8,7 +8,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use accounts::options::{self, ProductOption};
+use accounts::{
+    facts::{Facts, LARGEST},
+    options::{self, ProductOption},
+};
 use anyhow::Context;
 use clap::Args;
 use domain::{Environment, OptionId, cut::OptionAtProvider, product::Standard};
@@ -46,7 +49,9 @@ The file is YAML or JSON:
 provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
 details is an optional object of at most 4 KiB of JSON. standard is optional, too, and lets partners filter:
 {countries: [JP], data_mb: 5120, days: 30, cost: {price: \"4.50\", currency: USD}}; data_mb may be
-unlimited, and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. An option that
+unlimited, and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in, and told, which is
+what the provider tells: networks, activation, hotspot, APN and the like. Each of these that stands in facts counts instead,
+for example facts: {hotspot: true, names: {de: Japan}}; facts: null leaves it to the provider again. An option that
 several providers sell has the others as alternatives: [{provider: airalo, provider_option_id: jp-7d-1gb@4.50}],
 in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
 be the list [{…}] alone, as `esimctl option list --json` prints it. An option with enabled: false cannot be ordered.
@@ -168,8 +173,17 @@ fn differences(was: &Value, becomes: &Value) -> Vec<String> {
     let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let was = fields(was);
     let becomes = fields(becomes);
+    // Of what is known of the product, each fact is a field of its own.
+    let facts = |name: &String| name == "facts" || name == "told";
     let names: BTreeSet<&String> = was.keys().chain(becomes.keys()).collect();
-    let differs = names.into_iter().filter_map(|name| {
+    let inner = names.iter().filter(|name| facts(name)).flat_map(|name| {
+        let of = |side: &Map<String, Value>| side.get(*name).cloned().unwrap_or_default();
+        let inner = differences(&of(&was), &of(&becomes)).into_iter();
+        inner.map(move |change| format!("{name}.{change}"))
+    });
+    let inner: Vec<String> = inner.collect();
+    let names = names.into_iter().filter(|name| !facts(name));
+    let differs = names.filter_map(|name| {
         let was = was.get(name);
         let becomes = becomes.get(name);
         let text = |value: Option<&Value>| value.map_or_else(|| "-".to_owned(), Value::to_string);
@@ -182,7 +196,7 @@ fn differences(was: &Value, becomes: &Value) -> Vec<String> {
             }
         })
     });
-    differs.collect()
+    differs.chain(inner).collect()
 }
 
 /// What is recorded of a file: which options it created and changed.
@@ -253,6 +267,15 @@ pub struct OptionEntry {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     standard: ManifestField<Standard>,
+    /// What you say of the product by hand; it counts, whatever its provider tells. `null` takes it
+    /// all away, and then what the provider tells counts again.
+    #[serde(default)]
+    #[schema(value_type = Option<Facts>)]
+    facts: ManifestField<Facts>,
+    /// What the provider tells. `esimctl catalogue pull` writes it, and `option list --json` prints it.
+    #[serde(default)]
+    #[schema(value_type = Option<Facts>)]
+    told: ManifestField<Facts>,
 }
 
 impl OptionEntry {
@@ -266,6 +289,8 @@ impl OptionEntry {
         let new = ProductOption::new(self.option_id, self.name, sold, self.environment);
         let was = stored.and_then(|stored| stored.option.as_ref().ok());
         let was = was.unwrap_or(&new);
+        // Another provider tells something else.
+        let told = Some(&was.told).filter(|_| was.provider == new.provider);
         let is_on_sale = stored.is_none_or(|stored| stored.enabled);
         // Without `..new`, so that a new field cannot be forgotten: the file would change nothing
         // of it.
@@ -281,6 +306,8 @@ impl OptionEntry {
             enabled: self.enabled.unwrap_or(is_on_sale),
             details: self.details.unwrap_or_else(|| was.details.clone()),
             standard: self.standard.or_as_it_was(was.standard.as_ref()),
+            facts: (self.facts.or_as_it_was(Some(&was.facts))).unwrap_or_default(),
+            told: (self.told.or_as_it_was(told)).unwrap_or_default(),
         }
     }
 }
@@ -365,8 +392,16 @@ fn fault(option: &ProductOption) -> Option<String> {
     if details.replace("\\\\", "").contains("\\u0000") {
         return Some("details: must hold no NUL".into());
     }
-    (details.len() > LONGEST_DETAILS)
-        .then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
+    if details.len() > LONGEST_DETAILS {
+        return Some(format!(
+            "details: must be at most {LONGEST_DETAILS} bytes of JSON"
+        ));
+    }
+    let size = |facts: &Facts| facts.stored().map_or(0, |stored| stored.len());
+    [("facts", &option.facts), ("told", &option.told)]
+        .into_iter()
+        .find(|(_, facts)| size(facts) > LARGEST)
+        .map(|(field, _)| format!("{field}: must be at most {LARGEST} bytes of JSON"))
 }
 
 /// The first fault of a provider and its name of an option.
@@ -462,6 +497,8 @@ mod tests {
                 json!({ "countries": ["JP"], "data_mb": 1, "days": 1 }),
             )
             .unwrap(),
+            facts: serde_json::from_value(json!({ "hotspot": true })).unwrap(),
+            told: serde_json::from_value(json!({ "top_up": "no" })).unwrap(),
             ..read(&json!([entry()]).to_string()).unwrap().remove(0)
         };
         let changed = options::StoredOption {
@@ -480,7 +517,13 @@ mod tests {
             ("enabled", json!(true)),
             ("details", json!({})),
             ("alternatives", json!([])),
+            ("facts", json!({ "top_up": "yes" })),
+            ("told", json!({ "hotspot": true })),
         ] {
+            let value = match field {
+                "facts" | "told" => json!(serde_json::from_value::<Facts>(value).unwrap()),
+                _ => value,
+            };
             let mut expected = json!(stored);
             expected[field] = value.clone();
             assert_eq!(apply(with(field, value)).unwrap(), expected);
@@ -488,6 +531,15 @@ mod tests {
         let mut without = entry();
         without["standard"] = Value::Null;
         assert_eq!(apply(without).unwrap()["standard"], Value::Null);
+        let mut without = entry();
+        without["facts"] = Value::Null;
+        let without = apply(without).unwrap();
+        assert_eq!(without["facts"], json!(Facts::default()));
+        assert_eq!(without["told"], json!(stored.told));
+        // What the one provider tells is not what the other one does.
+        let moved = apply(with("provider", json!("zendit"))).unwrap();
+        assert_eq!(moved["told"], json!(Facts::default()));
+        assert_eq!(moved["facts"], json!(stored.facts));
         // The stored alternative is the provider that the entry names.
         let error = apply(with("provider", json!("airalo"))).unwrap_err();
         assert_eq!(
@@ -515,6 +567,11 @@ mod tests {
             "details", json!("JP") => r#".details: invalid type: string "JP", expected a map"#;
             "details", json!({"text": "x".repeat(4096)}) => ".details: must be at most 4096 bytes of JSON";
             "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
+            "facts", json!({"hotspots": true})
+                => ".facts.hotspots: unknown field `hotspots`";
+            "facts", json!({"picture": "x"}) => ".facts.picture: it must be an https:// URL without a password";
+            "facts", json!({"coverage": vec![json!({"country": "JP", "networks": [{"name": "x".repeat(500)}]}); 130]})
+                => ".facts: must be at most 65536 bytes of JSON";
             "alternatives", json!([{"provider": "airalo"}])
                 => ".alternatives[0]: missing field `provider_option_id`";
             "alternatives", json!([{"provider": "airalo", "provider_option_id": "x"}, {"provider": "a b", "provider_option_id": "x"}])

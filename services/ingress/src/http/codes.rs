@@ -311,6 +311,15 @@ pub(crate) enum ErrorCode {
 
     #[strum(props(
         status = 422,
+        message = "Network must be a name of 1 to 500 characters"
+    ))]
+    NetworkInvalid,
+
+    #[strum(props(status = 422, message = "Kind must be data or data_voice_text"))]
+    KindInvalid,
+
+    #[strum(props(
+        status = 422,
         message = "Currency must be a code of ISO 4217 such as USD"
     ))]
     CurrencyInvalid,

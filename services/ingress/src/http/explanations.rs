@@ -240,7 +240,7 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              `partly_failed`, `failed`, `refused` and `cancelled`."
         }
         ErrorCode::TimeInvalid => {
-            "`since` or `until` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`, or \
+            "`since`, `until` or `updated_since` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`, or \
              `since` is missing where it is required; `parameter` names which of them. In a \
              query, write the `+` of a time zone as `%2B`, because a plain `+` means a space \
              there."
@@ -259,9 +259,16 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "`country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such \
              as `JP`. Regions have no code; filter by one of their countries."
         }
+        ErrorCode::NetworkInvalid => {
+            "`network` is not the name of a network, one line such as `NTT Docomo`. The facts of an \
+             option name its networks."
+        }
+        ErrorCode::KindInvalid => {
+            "`kind` is neither `data` nor `data_voice_text`. Leave it out to get both."
+        }
         ErrorCode::OptionNumberInvalid => {
-            "`min_data_mb`, `min_days` or `max_days` is not a whole number from 1 to \
-             2147483647; `parameter` names which of them."
+            "`min_data_mb`, `max_data_mb`, `min_days` or `max_days` is not a whole number from \
+             1 to 2147483647; `parameter` names which of them."
         }
         ErrorCode::UnlimitedInvalid => {
             "`unlimited` is neither `true` nor `false`. Leave it out to get both."

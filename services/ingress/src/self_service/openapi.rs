@@ -45,7 +45,7 @@ const PREFIX: &str = "X-Service-";
     paths(
         create::create_order, orders::list, orders::show, orders::cancel, topups::list, topups::show,
         topups::deliveries, topups::redeliver, esims::usage, esims::give_back,
-        esims::give_back_state, suspensions::suspend, suspensions::resume, suspensions::show, install_pages::open, install_pages::end, install_pages::show, install_pages::set, extensions::list, extensions::order, options::list, balance::show, balance::warn, balance::list, balance::statement, account::show, account::rotate, keys::list, keys::create, keys::change, keys::end, webhook::show, webhook::set,
+        esims::give_back_state, suspensions::suspend, suspensions::resume, suspensions::show, install_pages::open, install_pages::end, install_pages::show, install_pages::set, extensions::list, extensions::order, options::list, options::show, balance::show, balance::warn, balance::list, balance::statement, account::show, account::rotate, keys::list, keys::create, keys::change, keys::end, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
@@ -589,9 +589,11 @@ mod tests {
             let is_timed = text.contains("Retry-After");
             assert_eq!(headers.contains_key("Retry-After"), is_timed, "{response}");
         }
-        for status in ["200", "304"] {
-            let page = &document["paths"]["/options"]["get"]["responses"][status];
-            assert!(page["headers"]["ETag"].is_object(), "{page}");
+        for path in ["/options", "/options/{option_id}"] {
+            for status in ["200", "304"] {
+                let page = &document["paths"][path]["get"]["responses"][status];
+                assert!(page["headers"]["ETag"].is_object(), "{page}");
+            }
         }
         for name in ["NotFound", "Unprocessable", "Archived", "TooManyRequests"] {
             let headers = &shared[name]["headers"];

@@ -9,7 +9,10 @@ use domain::product::{Price, Standard};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::text::{ProviderId, one_line};
+use super::{
+    text::{ProviderId, one_line},
+    told::ToldFacts,
+};
 
 /// One page of a list.
 #[derive(Clone, Debug)]
@@ -27,6 +30,8 @@ pub struct ProductOffer {
     /// One short line; it may be empty.
     pub name: String,
     pub standard: Result<Standard, UnsuitableProduct>,
+    /// What a shop tells about it; nothing of a product that is refused is needed.
+    pub told: ToldFacts,
 }
 
 /// Why we cannot sell a product.

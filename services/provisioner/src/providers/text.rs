@@ -23,9 +23,14 @@ const MAX_MESSAGE: usize = 200;
 /// PostgreSQL holds 2.7 kB.
 const MAX_ID: usize = 128;
 
-/// Turns a text into one line of at most 200 characters. Each run of blanks and control characters
-/// becomes one space, and format characters are removed.
+/// Turns a text into one line of at most 200 characters.
 pub fn one_line(message: &str) -> String {
+    line_of(message, MAX_MESSAGE)
+}
+
+/// Turns a text into one line of at most so many characters. Each run of blanks and control characters
+/// becomes one space, and format characters are removed.
+pub(super) fn line_of(message: &str, most: usize) -> String {
     let mut line = String::new();
     let mut length = 0;
     let mut gap = false;
@@ -34,7 +39,7 @@ pub fn one_line(message: &str) -> String {
             gap = length > 0;
             continue;
         }
-        let room = MAX_MESSAGE - length;
+        let room = most - length;
         if room < 1 + usize::from(gap) {
             break;
         }

@@ -58,6 +58,381 @@ fn terms(standard: &Standard) -> String {
     )
 }
 
+/// What is told of the only product, and the fields of which something was not understood.
+fn told(listed: Result<ListPage<ProductOffer>, Trouble>) -> (Value, Vec<String>) {
+    let offer = listed.unwrap().entries.remove(0);
+    let unknown = offer.told.unknown.iter();
+    let unknown = unknown.map(|unknown| format!("{} {}", unknown.field, unknown.value));
+    let mut facts = json!(offer.told.facts);
+    let known = facts.as_object_mut().unwrap();
+    known.retain(|_, fact| !fact.is_null());
+    (facts, unknown.collect())
+}
+
+/// What changes of the facts if a field has another value, and what was not understood.
+type ChangedFact<'a> = (&'a str, Value, Value, &'a [&'a str]);
+
+fn assert_told(changed: &ChangedFact<'_>, good: &Value, (facts, unknown): (Value, Vec<String>)) {
+    let (field, value, expected, not_understood) = changed;
+    let mut whole = good.clone();
+    for (fact, is) in expected.as_object().unwrap() {
+        whole = with(&whole, fact, is);
+    }
+    assert_eq!(facts, whole, "{field} {value}");
+    assert_eq!(unknown, *not_understood, "{field} {value}");
+}
+
+/// Its fields are those of the reference's examples (April 2026).
+#[tokio::test]
+async fn what_esim_access_tells_of_a_package_is_read_and_an_unknown_word_is_said() {
+    let package = json!({
+        "packageCode": "CKH007", "slug": "EU-2_5_30", "name": "Europe", "price": 26_000, "currencyCode": "USD",
+        "volume": 5_368_709_120_u64, "dataType": 1, "unusedValidTime": 180, "duration": 30, "durationUnit": "DAY",
+        "location": "IS,IE", "description": "Europe 5GB 30Days", "activeType": 2, "smsStatus": 1, "favorite": false,
+        "retailPrice": 140_000, "speed": "3G/4G/5G", "ipExport": "Norway/NO", "supportTopUpType": 2, "fupPolicy": "1 Mbps",
+        "locationNetworkList": [
+            { "locationName": "Ireland", "locationLogo": "/img/flags/ie.png", "locationCode": "IE",
+              "operatorList": [{ "operatorName": "Vodafone", "networkType": "4G/5G" }] },
+            { "locationName": "Iceland", "locationLogo": "/img/flags/is.png", "locationCode": "IS", "operatorList": [] },
+        ],
+    });
+    let good = json!({
+        "kind": "data", "generations": ["3G", "4G", "5G"], "activation": "first_use", "unused_expires_days": 180,
+        "top_up": "yes", "fair_use": { "applies": true, "policy": "1 Mbps" }, "receives_sms": true, "exit_countries": ["NO"],
+        "coverage": [
+            { "country": "IE", "generations": ["4G", "5G"], "networks": [{ "name": "Vodafone", "generations": ["4G", "5G"] }] },
+            { "country": "IS", "generations": [], "networks": [] },
+        ],
+    });
+    let gone = json!(null);
+    let none = |fact: &str| json!({ fact: null });
+    for changed in [
+        ("name", json!("Europe"), json!({}), &[][..]),
+        (
+            "activeType",
+            json!(1),
+            json!({ "activation": "installation" }),
+            &[],
+        ),
+        ("activeType", json!("2"), json!({}), &[]),
+        (
+            "activeType",
+            json!(9),
+            none("activation"),
+            &["activeType 9"],
+        ),
+        ("activeType", gone.clone(), none("activation"), &[]),
+        ("supportTopUpType", json!(1), json!({ "top_up": "no" }), &[]),
+        (
+            "supportTopUpType",
+            json!(3),
+            json!({ "top_up": "by_days" }),
+            &[],
+        ),
+        (
+            "supportTopUpType",
+            json!(true),
+            none("top_up"),
+            &["supportTopUpType true"],
+        ),
+        (
+            "unusedValidTime",
+            json!(0),
+            none("unused_expires_days"),
+            &["unusedValidTime 0"],
+        ),
+        ("smsStatus", json!(0), json!({ "receives_sms": false }), &[]),
+        ("smsStatus", json!(2), json!({ "receives_sms": false }), &[]),
+        (
+            "smsStatus",
+            json!(3),
+            none("receives_sms"),
+            &["smsStatus 3"],
+        ),
+        (
+            "speed",
+            json!("4G/6G"),
+            json!({ "generations": ["4G"] }),
+            &["speed \"4G/6G\""],
+        ),
+        (
+            "speed",
+            json!("fast"),
+            none("generations"),
+            &["speed \"fast\""],
+        ),
+        ("speed", json!(""), none("generations"), &[]),
+        (
+            "ipExport",
+            json!("NL/FR"),
+            json!({ "exit_countries": ["FR", "NL"] }),
+            &[],
+        ),
+        (
+            "ipExport",
+            json!("UK"),
+            json!({ "exit_countries": ["GB"] }),
+            &[],
+        ),
+        (
+            "ipExport",
+            json!("local"),
+            none("exit_countries"),
+            &["ipExport \"local\""],
+        ),
+        ("fupPolicy", json!(""), none("fair_use"), &[]),
+        (
+            "fupPolicy",
+            json!(["x"]),
+            none("fair_use"),
+            &["fupPolicy [\"x\"]"],
+        ),
+        (
+            "fupPolicy",
+            json!("a\nb\u{202e}"),
+            json!({ "fair_use": { "applies": true, "policy": "a b" } }),
+            &[],
+        ),
+        (
+            "locationNetworkList",
+            json!("x"),
+            none("coverage"),
+            &["locationNetworkList \"x\""],
+        ),
+        ("locationNetworkList", json!([7]), none("coverage"), &[]),
+        (
+            "locationNetworkList",
+            json!([{ "locationCode": "EU", "operatorList": [] }]),
+            none("coverage"),
+            &["locationCode \"EU\""],
+        ),
+        (
+            "locationNetworkList",
+            json!([{ "locationCode": "IE", "operatorList": [{ "networkType": "5G" }] }]),
+            json!({ "coverage": [{ "country": "IE", "generations": [], "networks": [] }] }),
+            &["operatorList {\"networkType\":\"5G\"}"],
+        ),
+    ] {
+        let listed = json!({ "success": true, "errorCode": "0",
+                             "obj": { "packageList": [with(&package, changed.0, &changed.1)] } });
+        let seen = esim_access("200 OK", &listed).await.products(1).await;
+        assert_told(&changed, &good, told(seen));
+    }
+    // A product of one place needs no code of it.
+    let mut local = with(&package, "location", &json!("IE"));
+    local["locationNetworkList"] = json!([{ "locationName": "Ireland", "operatorList": [] }]);
+    let listed = json!({ "success": true, "obj": { "packageList": [local] } });
+    let (facts, _) = told(esim_access("200 OK", &listed).await.products(1).await);
+    assert_eq!(facts["coverage"][0]["country"], "IE");
+    // Networks that are longer than what we keep of an option are left out.
+    let operators: Vec<Value> = (0..900)
+        .map(|n| json!({ "operatorName": format!("{n} {}", "x".repeat(60)), "networkType": "5G" }))
+        .collect();
+    local["locationNetworkList"] = json!([{ "locationCode": "IE", "operatorList": operators }]);
+    let listed = json!({ "success": true, "obj": { "packageList": [local] } });
+    let (facts, unknown) = told(esim_access("200 OK", &listed).await.products(1).await);
+    assert_eq!(facts["coverage"], Value::Null);
+    assert!(unknown[0].starts_with("networks "), "{unknown:?}");
+}
+
+/// Its fields are those of its documents (September 2026).
+#[tokio::test]
+async fn what_airalo_tells_of_a_package_is_read_and_an_unknown_word_is_said() {
+    let package = json!({
+        "id": "P", "type": "sim", "price": 4.5, "amount": 1024, "day": 7, "is_unlimited": false, "title": "1 GB",
+        "net_price": 1.1, "is_fair_usage_policy": true, "fair_usage_policy": "1 Mbps after 3 GB a day", "voice": 100,
+        "text": null,
+    });
+    let operator = json!({
+        "id": 1, "title": "Change", "type": "local", "plan_type": "data", "activation_policy": "first-usage",
+        "is_kyc_verify": false, "rechargeability": true, "countries": [{ "country_code": "US" }],
+        "image": { "width": 1035, "height": 653, "url": "https://cdn.example.com/a.png" },
+        "apn": { "ios": { "apn_type": "automatic", "apn_value": null },
+                 "android": { "apn_type": "manual", "apn_value": "internet" } },
+        "coverages": [{ "name": "US", "code": "US", "networks": [{ "name": "T-Mobile", "types": ["LTE", "5G"] }] }],
+        "install_window_days": 365, "topup_grace_window_days": null,
+    });
+    let good = json!({
+        "kind": "data", "generations": ["4G", "5G"], "activation": "first_use", "install_within_days": 365, "top_up": "yes",
+        "identity_check": false, "fair_use": { "applies": true, "policy": "1 Mbps after 3 GB a day" },
+        "voice": { "amount": 100, "unlimited": false }, "picture": "https://cdn.example.com/a.png",
+        "apn": { "ios": { "automatic": true, "name": null }, "android": { "automatic": false, "name": "internet" } },
+        "coverage": [{ "country": "US", "generations": ["4G", "5G"],
+                       "networks": [{ "name": "T-Mobile", "generations": ["4G", "5G"] }] }],
+    });
+    let none = |fact: &str| json!({ fact: null });
+    let of_operator = [
+        ("title", json!("Change"), json!({}), &[][..]),
+        (
+            "plan_type",
+            json!("data-voice-text"),
+            json!({ "kind": "data_voice_text" }),
+            &[],
+        ),
+        (
+            "plan_type",
+            json!("voice"),
+            none("kind"),
+            &["plan_type \"voice\""],
+        ),
+        (
+            "activation_policy",
+            json!("installation"),
+            json!({ "activation": "installation" }),
+            &[],
+        ),
+        (
+            "activation_policy",
+            json!("teleport"),
+            none("activation"),
+            &["activation_policy \"teleport\""],
+        ),
+        ("rechargeability", json!(0), json!({ "top_up": "no" }), &[]),
+        (
+            "rechargeability",
+            json!("rarely"),
+            none("top_up"),
+            &["rechargeability \"rarely\""],
+        ),
+        (
+            "install_window_days",
+            json!(null),
+            none("install_within_days"),
+            &[],
+        ),
+        (
+            "install_window_days",
+            json!(-1),
+            none("install_within_days"),
+            &["install_window_days -1"],
+        ),
+        (
+            "image",
+            json!({ "url": "http://x" }),
+            none("picture"),
+            &["image {\"url\":\"http://x\"}"],
+        ),
+        (
+            "apn",
+            json!({ "ios": { "apn_type": "odd" } }),
+            none("apn"),
+            &["apn {\"ios\":{\"apn_type\":\"odd\"}}"],
+        ),
+        (
+            "coverages",
+            json!([{ "code": "MARS", "networks": [] }]),
+            json!({ "coverage": null, "generations": null }),
+            &["code \"MARS\""],
+        ),
+    ];
+    let of_package = [
+        ("voice", json!("x"), none("voice"), &["voice \"x\""][..]),
+        (
+            "text",
+            json!(10),
+            json!({ "sms": { "amount": 10, "unlimited": false } }),
+            &[],
+        ),
+        (
+            "is_fair_usage_policy",
+            json!(false),
+            json!({ "fair_use": { "applies": false, "policy": null } }),
+            &[],
+        ),
+        (
+            "is_fair_usage_policy",
+            json!("?"),
+            none("fair_use"),
+            &["is_fair_usage_policy \"?\""],
+        ),
+    ];
+    let seen = async |operator: Value| {
+        let place = json!({ "slug": "x", "country_code": "US", "operators": [operator] });
+        let page = json!({ "data": [place], "meta": { "last_page": 1 } });
+        told(airalo("200 OK", &page).await.products(1).await)
+    };
+    for changed in of_operator {
+        let whole = with(&operator, "packages", &json!([package]));
+        assert_told(
+            &changed,
+            &good,
+            seen(with(&whole, changed.0, &changed.1)).await,
+        );
+    }
+    for changed in of_package {
+        let package = with(&package, changed.0, &changed.1);
+        assert_told(
+            &changed,
+            &good,
+            seen(with(&operator, "packages", &json!([package]))).await,
+        );
+    }
+}
+
+/// Its fields are those of the node-sdk 1.9.0 (March 2026).
+#[tokio::test]
+async fn what_zendit_tells_of_an_offer_is_read_and_an_unknown_word_is_said() {
+    let offer = json!({
+        "offerId": "E", "brandName": "Z", "shortNotes": "1 GB", "country": "", "regions": ["Western Europe"], "dataGB": 1,
+        "dataUnlimited": false, "dataSpeeds": ["3G", "4G"], "durationDays": 7, "enabled": true, "priceType": "FIXED",
+        "productType": "ESIM", "subTypes": ["Faster"], "voiceMinutes": 0, "voiceUnlimited": true, "smsNumber": 20,
+        "smsUnlimited": false, "roaming": [{ "country": "DE", "dataSpeeds": ["5G"] }, { "country": "FR", "dataSpeeds": [] }],
+        "cost": { "currency": "USD", "currencyDivisor": 100, "fixed": 300, "fee": 25 },
+    });
+    let covered = |country: &str, generations: Value| json!({ "country": country, "generations": generations, "networks": [] });
+    let good = json!({
+        "kind": "data_voice_text", "generations": ["3G", "4G"], "speed": "Faster",
+        "voice": { "amount": null, "unlimited": true }, "sms": { "amount": 20, "unlimited": false },
+        "coverage": [covered("DE", json!(["5G"])), covered("FR", json!([]))],
+    });
+    let none = |fact: &str| json!({ fact: null });
+    for changed in [
+        ("notes", json!(""), json!({}), &[][..]),
+        (
+            "subTypes",
+            json!(["Warp"]),
+            none("speed"),
+            &["subTypes [\"Warp\"]"],
+        ),
+        (
+            "dataSpeeds",
+            json!(["6G", "4G"]),
+            json!({ "generations": ["4G"] }),
+            &["dataSpeeds \"6G\""],
+        ),
+        (
+            "voiceUnlimited",
+            json!(null),
+            json!({ "voice": null, "kind": null }),
+            &[],
+        ),
+        (
+            "smsNumber",
+            json!(-1),
+            json!({ "sms": null, "kind": null }),
+            &["smsNumber -1"],
+        ),
+        (
+            "smsNumber",
+            json!(0),
+            json!({ "sms": { "amount": 0, "unlimited": false }, "kind": null }),
+            &[],
+        ),
+        (
+            "country",
+            json!("DE"),
+            json!({
+            "coverage": [covered("DE", json!(["3G", "4G"])), covered("FR", json!([]))] }),
+            &[],
+        ),
+        ("roaming", json!({}), none("coverage"), &["roaming {}"]),
+    ] {
+        let body = json!({ "list": [with(&offer, changed.0, &changed.1)], "total": 1 });
+        let seen = zendit("200 OK", &body).await.products(1).await;
+        assert_told(&changed, &good, told(seen));
+    }
+}
+
 /// The object with one field set, or removed if the value is null.
 fn with(object: &Value, field: &str, value: &Value) -> Value {
     let mut object = object.clone();

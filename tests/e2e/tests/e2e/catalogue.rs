@@ -1,7 +1,7 @@
 //! The catalogue and the money: what a provider sells and has sold us is compared with our options
 //! and placements, by esimctl as operators run it. The sandbox plays the providers.
 
-use crate::partner::get;
+use crate::partner::{ask, assert_refused, get};
 use crate::shop::{SOON, Shop, fresh, ids};
 use anyhow::Result;
 use domain::{PlacementId, sandbox_option};
@@ -130,11 +130,18 @@ async fn pulled(provider: &str, price: &str) -> (Stack, Vec<(String, String)>) {
     let first = pull(&stack, provider, &["--dry-run"]).await.unwrap();
     let refused = refused(&first);
     let [new, priced, changed, gone, _, unchanged] = counts(&first);
+    // Of the known options only what the provider tells beside their standard fields is new.
     assert_eq!(
         [new, priced, changed, gone, unchanged],
-        [further, 0, 0, 0, scripted],
+        [further, 0, scripted, 0, 0],
         "{first}"
     );
+    let facts = first["changed"][0]["facts"].as_array().unwrap();
+    assert!(facts.contains(&json!("coverage")), "{first}");
+    assert_eq!(first["not_understood"], json!([]));
+    let told = [&["--only-known"][..], &REASON].concat();
+    let told = pull(&stack, provider, &told).await.unwrap();
+    assert_eq!(told["updated"], json!(scripted));
 
     let planted = sql(
         &mut database,
@@ -196,9 +203,65 @@ async fn pulled(provider: &str, price: &str) -> (Stack, Vec<(String, String)>) {
     let record = [
         (json!("catalogue pull --disable-gone"), json!(further + 2)),
         (json!("catalogue pull"), json!(3)),
+        (json!("catalogue pull"), json!(scripted)),
     ];
     assert_eq!(recorded, record);
     (stack, refused)
+}
+
+/// Partners see what the provider tells, and find an option by it. What a file sets counts, also
+/// after the next pull, and operators see who says what.
+async fn what_is_told_is_found_and_a_file_counts(stack: &Stack, shop: &Shop, ready: &Value) {
+    let id = ready["option_id"].as_str().unwrap();
+    let facts = &ready["facts"];
+    assert_eq!(
+        [&facts["activation"], &facts["top_up"], &facts["hotspot"]],
+        [&json!("first_use"), &json!("yes"), &json!(null)]
+    );
+    assert_eq!(facts["coverage"][0]["networks"][0]["name"], "JP Mobile");
+    let found = async |query: &str| {
+        let path = format!("/options?limit=100&{query}");
+        let found = get(&shop.client, &path).await.unwrap();
+        let found = found["options"].as_array().unwrap().iter();
+        found.filter(|one| one["option_id"] == id).count()
+    };
+    assert_eq!(found("network=jp%20mobile&country=JP&kind=data").await, 1);
+    assert_eq!(found("network=KR%20Mobile").await, 0);
+    assert_eq!(found("kind=data_voice_text").await, 0);
+    assert_eq!(found("updated_since=2026-01-01T00:00:00Z").await, 1);
+    assert_eq!(found("updated_since=2126-01-01T00:00:00Z").await, 0);
+    let path = format!("/options/{id}");
+    assert_eq!(&get(&shop.client, &path).await.unwrap(), ready);
+    for unknown in ["00000000-0000-4000-8000-000000000000", "ready"] {
+        let none = ask(&shop.client, "GET", &format!("/options/{unknown}")).await;
+        assert_refused(&none.unwrap(), 404, "not_found");
+    }
+
+    let listed: Vec<Value> = stack.esimctl.run(&["option", "list"]).await.unwrap();
+    let mut file = listed
+        .iter()
+        .find(|one| one["option_id"] == id)
+        .unwrap()
+        .clone();
+    file["facts"] =
+        json!({ "hotspot": true, "activation": "installation", "names": { "de": "Japan" } });
+    let file = json!([file]).to_string();
+    assert_eq!(stack.esimctl.import(file).await.unwrap()["changed"], 1);
+    let again = pull(stack, "airalo", &REASON).await.unwrap();
+    assert_eq!(again["updated"], 0, "{again}");
+    let facts = &get(&shop.client, &path).await.unwrap()["facts"];
+    assert_eq!(
+        [&facts["activation"], &facts["top_up"], &facts["hotspot"]],
+        [&json!("installation"), &json!("yes"), &json!(true)]
+    );
+    let shown: Value = stack.esimctl.run(&["option", "show", id]).await.unwrap();
+    let shown = shown["shown"].as_array().unwrap();
+    let origin =
+        |fact: &str| shown.iter().find(|one| one["fact"] == fact).unwrap()["origin"].clone();
+    assert_eq!(
+        [origin("hotspot"), origin("activation"), origin("top_up")],
+        [json!("file"), json!("file"), json!("provider")]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -248,6 +311,7 @@ async fn the_catalogue_of_airalo_is_pulled() {
         !ready.to_string().contains("4.50"),
         "the cost is ours: {ready}"
     );
+    what_is_told_is_found_and_a_file_counts(&stack, &shop, ready).await;
     let bought = shop
         .buy(&fresh("pulled"), ready["option_id"].as_str().unwrap(), 2)
         .await

@@ -1,5 +1,5 @@
 use clap::Parser;
-use provisioner::providers::ProviderId;
+use provisioner::providers::{ProviderId, ToldFacts};
 
 use super::*;
 
@@ -21,6 +21,7 @@ fn offer(product: &str, country: &str, price: &str) -> ProductOffer {
         product: ProviderId::parse(product.to_owned()).ok(),
         name: String::new(),
         standard: Ok(standard(country, price)),
+        told: ToldFacts::default(),
     }
 }
 
@@ -112,6 +113,53 @@ fn a_product_that_is_listed_twice_counts_once_or_not_at_all() {
     let differ = found(&[], differ, &[]);
     assert!(differ.pull.is_empty());
     assert_eq!(differ.report.refused[0].reason, "ambiguous");
+}
+
+#[test]
+fn what_a_provider_tells_is_taken_over_and_what_is_not_understood_is_counted() {
+    let told = |facts: serde_json::Value| {
+        let mut offer = offer("a", "JP", "1.00");
+        offer.told.facts = serde_json::from_value(facts).unwrap();
+        offer
+    };
+    let mut known = ours("a", "1.00");
+    known.told = told(json!({ "top_up": "no", "hotspot": true })).told.facts;
+    known.facts = told(json!({ "hotspot": false })).told.facts;
+    let known = [known];
+    let same = vec![told(json!({ "top_up": "no", "hotspot": true }))];
+    assert_eq!(found(&[], same, &known).report.unchanged, 1);
+    let both = told(json!({ "top_up": "yes", "hotspot": true }));
+    let other = vec![both.clone()];
+    let other = found(&[], other, &known);
+    assert_eq!(other.report.changed[0].facts, ["top_up"]);
+    assert!(
+        matches!(&other.pull.updates[0].place, PairPosition::First(product) if product.told == both.told.facts)
+    );
+    // A package of several places has what all of them tell.
+    let places = vec![
+        told(json!({ "top_up": "yes", "hotspot": true })),
+        told(json!({ "top_up": "yes", "hotspot": false })),
+    ];
+    let new = found(&[], places, &[]);
+    assert_eq!(
+        new.pull.new[0].told,
+        told(json!({ "top_up": "yes" })).told.facts
+    );
+    let odd = |product: &str| {
+        let mut offer = offer(product, "JP", "1.00");
+        let value = "\"teleport\"".to_owned();
+        offer.told.unknown.push(UnknownValue {
+            field: "activation_policy",
+            value,
+        });
+        offer
+    };
+    let odd = found(&[], vec![odd("a"), odd("b"), offer("c", "JP", "1.00")], &[]);
+    let [one] = odd.report.not_understood.as_slice() else {
+        panic!("{:?}", odd.report);
+    };
+    assert_eq!((one.field, one.products), ("activation_policy", 2));
+    assert_eq!(odd.pull.new.len(), 3, "the products are sold all the same");
 }
 
 #[test]

@@ -2,8 +2,13 @@
 //! packages. It is read whole for an import ([`Place`]), and for its prices only ([`PricedPlace`]),
 //! which costs a fraction of the memory and the time.
 
-use domain::product::{Cost, Country, Currency, Data, Price, Standard};
 use std::{fmt, marker::PhantomData};
+
+use accounts::facts::{
+    AccessPoint, AccessPoints, Activation, Allowance, CountryCoverage, Facts, FairUse, Picture,
+    PlanKind, TopUp,
+};
+use domain::product::{Cost, Country, Currency, Data, Price, Standard};
 
 use serde::{
     Deserialize, Deserializer,
@@ -19,6 +24,7 @@ use crate::providers::{
     },
     provider::Trouble,
     text::one_line,
+    told::{ToldFacts, days, flag, line, some, together, whole},
 };
 
 /// A page of the catalogue, of which each place is a `P`.
@@ -188,11 +194,13 @@ impl AiraloPackages<Place> {
         let mut entries = Vec::new();
         for place in &self.data {
             for operator in &place.operators {
+                let of_operator = of_operator(&operator.about);
                 for package in &operator.packages {
                     entries.push(ProductOffer {
                         product: product(package, "id"),
                         name: full_name(place, operator, package),
                         standard: standard(place, operator, package, discount),
+                        told: of_package(of_operator.clone(), &operator.about, package),
                     });
                 }
             }
@@ -314,6 +322,102 @@ fn standard(
     let days = number(package, "day").and_then(|days| days.try_into().ok());
     days.and_then(|days| Standard::new(countries, data, days, Some(cost)))
         .ok_or(UnsuitableProduct::Unreadable("day"))
+}
+
+/// What a shop tells about all packages of an operator. The fields are those of its documents
+/// (September 2026).
+fn of_operator(about: &Value) -> ToldFacts {
+    let mut told = ToldFacts::default();
+    let coverages = told.read(about, "coverages", |listed| listed.as_array().cloned());
+    let mut coverage = Vec::new();
+    for covered in coverages.unwrap_or_default() {
+        let networks = told.networks(&covered, "networks", "name", "types");
+        let Some(country) = told.country(&covered, "code") else {
+            continue;
+        };
+        let generations = networks
+            .iter()
+            .flat_map(|one| one.generations.iter().copied());
+        coverage.push(CountryCoverage {
+            country,
+            generations: together(generations).unwrap_or_default(),
+            networks,
+        });
+    }
+    coverage.sort_unstable();
+    let generations = coverage
+        .iter()
+        .flat_map(|one| one.generations.iter().copied());
+    let generations = together(generations);
+    told.facts = Facts {
+        kind: told.read(about, "plan_type", |kind| match kind.as_str()? {
+            "data" => Some(PlanKind::Data),
+            "data-voice-text" => Some(PlanKind::DataVoiceText),
+            _ => None,
+        }),
+        coverage: some(coverage),
+        generations,
+        activation: told.read(about, "activation_policy", |policy| {
+            match policy.as_str()? {
+                "installation" => Some(Activation::Installation),
+                "first-usage" => Some(Activation::FirstUse),
+                _ => None,
+            }
+        }),
+        install_within_days: told.read(about, "install_window_days", days),
+        top_up: told.read(about, "rechargeability", |can| {
+            Some(if flag(can)? { TopUp::Yes } else { TopUp::No })
+        }),
+        identity_check: told.read(about, "is_kyc_verify", flag),
+        apn: told.read(about, "apn", access_points),
+        picture: told.read(about, "image", |image| {
+            Picture::try_from(text(image, "url")?.to_owned()).ok()
+        }),
+        ..Facts::default()
+    };
+    told
+}
+
+/// What a shop tells about a package. It has the rule of fair use itself, or its operator has it.
+fn of_package(mut told: ToldFacts, about: &Value, package: &Value) -> ToldFacts {
+    let has_rule = package.get("is_fair_usage_policy").is_some();
+    let rule = if has_rule { package } else { about };
+    let policy = told.read(rule, "fair_usage_policy", line);
+    let applies = told.read(rule, "is_fair_usage_policy", flag);
+    told.facts.fair_use = applies.map(|applies| FairUse {
+        applies,
+        policy: policy.filter(|_| applies),
+    });
+    let amount = |amount: &Value| {
+        let amount = whole(amount)?.try_into().ok()?;
+        Some(Allowance {
+            amount: Some(amount),
+            unlimited: false,
+        })
+    };
+    told.facts.voice = told.read(package, "voice", amount);
+    told.facts.sms = told.read(package, "text", amount);
+    told.bounded()
+}
+
+fn access_points(apn: &Value) -> Option<AccessPoints> {
+    let of = |phone: &str| {
+        let apn = apn.get(phone)?;
+        let automatic = match text(apn, "apn_type")? {
+            "automatic" => true,
+            "manual" => false,
+            _ => return None,
+        };
+        Some(AccessPoint {
+            automatic,
+            name: apn.get("apn_value").and_then(line),
+        })
+    };
+    let points = AccessPoints {
+        ios: of("ios"),
+        android: of("android"),
+    };
+    (points.ios.is_some() || points.android.is_some()).then_some(points)
 }
 
 /// The bytes of a MB; a package of 1 GB has 1024 MB.

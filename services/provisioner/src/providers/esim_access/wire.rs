@@ -1,9 +1,10 @@
 //! The messages of the eSIM Access protocol. What is not exactly as expected is unknown.
 
+use accounts::facts::{Activation, CountryCoverage, Facts, FairUse, PlanKind, TopUp};
 use domain::{
     ActivationCode, ExtensionId, Iccid, PlacementId,
     extension::Baseline,
-    product::{Cost, Data, Price, Standard},
+    product::{Cost, Country, Data, Price, Standard},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -23,6 +24,7 @@ use crate::providers::{
         UnitFields, filled, id_in,
     },
     text::{ProviderId, day, moment, one_line},
+    told::{ToldFacts, days, line, some, together, whole},
 };
 
 /// The size of a page. It is the largest one that the reference allows (5 to 500, April 2026), and
@@ -445,7 +447,84 @@ pub(super) fn offer(package: &Value) -> ProductOffer {
         product: product(package, "packageCode"),
         name: name(package, "name"),
         standard: standard(package),
+        told: told(package),
     }
+}
+
+/// What a shop tells about a product. The fields are those of its documents (April 2026); they name
+/// no product with calls, so that all are for data only.
+fn told(package: &Value) -> ToldFacts {
+    let mut told = ToldFacts::default();
+    let places = told.read(package, "locationNetworkList", |listed| {
+        listed.as_array().cloned()
+    });
+    let mut coverage = Vec::new();
+    for place in places.unwrap_or_default() {
+        let networks = told.networks(&place, "operatorList", "operatorName", "networkType");
+        // Its older documents have no code of a place, but a product of one place names that.
+        let country = match place.get("locationCode") {
+            Some(_) => told.country(&place, "locationCode"),
+            None => text(package, "location").and_then(|code| code.parse().ok()),
+        };
+        let Some(country) = country else {
+            continue;
+        };
+        let generations = networks
+            .iter()
+            .flat_map(|one| one.generations.iter().copied());
+        coverage.push(CountryCoverage {
+            country,
+            generations: together(generations).unwrap_or_default(),
+            networks,
+        });
+    }
+    coverage.sort_unstable();
+    told.facts = Facts {
+        kind: Some(PlanKind::Data),
+        coverage: some(coverage),
+        generations: some(told.generations(package, "speed")),
+        activation: told.read(package, "activeType", |begins| match whole(begins)? {
+            1 => Some(Activation::Installation),
+            2 => Some(Activation::FirstUse),
+            _ => None,
+        }),
+        unused_expires_days: told.read(package, "unusedValidTime", days),
+        top_up: told.read(package, "supportTopUpType", |can| match whole(can)? {
+            1 => Some(TopUp::No),
+            2 => Some(TopUp::Yes),
+            3 => Some(TopUp::ByDays),
+            _ => None,
+        }),
+        fair_use: told.read(package, "fupPolicy", |policy| {
+            Some(FairUse {
+                applies: true,
+                policy: Some(line(policy)?),
+            })
+        }),
+        // 2 is by its API only, so a phone cannot send one.
+        receives_sms: told.read(package, "smsStatus", |status| match whole(status)? {
+            0 | 2 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }),
+        exit_countries: told.read(package, "ipExport", exit_countries),
+        ..Facts::default()
+    };
+    told.bounded()
+}
+
+/// The countries of texts such as `HK`, `NL/FR` and `Norway/NO`, which are all in its list.
+fn exit_countries(exits: &Value) -> Option<Vec<Country>> {
+    let parts = exits.as_str()?.split(['/', ',']).map(str::trim);
+    let countries = parts.filter_map(|part| match part {
+        // It is the usual name of the country, although it is not its code.
+        "UK" => "GB".parse().ok(),
+        code => code.parse().ok(),
+    });
+    let mut countries: Vec<Country> = countries.collect();
+    countries.sort_unstable();
+    countries.dedup();
+    some(countries)
 }
 
 /// Reads what a product is; the price is in ten-thousandths already.

@@ -1,5 +1,6 @@
 //! The catalogue of Zendit: its offers, and what one of them costs.
 
+use accounts::facts::{Allowance, CountryCoverage, Facts, Line, PlanKind};
 use domain::product::{Cost, Country, Currency, Data, Price, Standard};
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,6 +14,7 @@ use crate::providers::{
     },
     provider::Trouble,
     text::one_line,
+    told::{ToldFacts, flag, some, whole},
 };
 
 /// Its fields are those of the node-sdk 1.9.0 (March 2026).
@@ -41,6 +43,7 @@ pub(super) fn listed(body: &[u8], page: u32) -> Result<ListPage<ProductOffer>, T
         product: product(offer, "offerId"),
         name: full_name(offer),
         standard: standard(offer),
+        told: told(offer),
     });
     Ok(ListPage {
         entries: entries.collect(),
@@ -129,6 +132,70 @@ fn data(offer: &Value) -> Option<Data> {
     )]
     let megabytes = megabytes.round() as u64;
     Data::megabytes(megabytes)
+}
+
+/// What a shop tells about an offer. It names no networks, only their generations.
+fn told(offer: &Value) -> ToldFacts {
+    let mut told = ToldFacts::default();
+    let mut coverage = Vec::new();
+    let roaming = told.read(offer, "roaming", |listed| listed.as_array().cloned());
+    let roaming = roaming.unwrap_or_default();
+    for place in std::iter::once(offer).chain(&roaming) {
+        let generations = told.generations(place, "dataSpeeds");
+        let country = told.country(place, "country");
+        coverage.extend(country.map(|country| CountryCoverage {
+            country,
+            generations,
+            networks: Vec::new(),
+        }));
+    }
+    coverage.sort_unstable();
+    coverage.dedup_by_key(|one| one.country);
+    let voice = allowance(&mut told, offer, "voiceMinutes", "voiceUnlimited");
+    let sms = allowance(&mut told, offer, "smsNumber", "smsUnlimited");
+    let includes = |one: Allowance| one.unlimited || one.amount != Some(0);
+    told.facts = Facts {
+        kind: match (voice.map(includes), sms.map(includes)) {
+            (Some(false), Some(false)) => Some(PlanKind::Data),
+            (Some(true), Some(true)) => Some(PlanKind::DataVoiceText),
+            _ => None,
+        },
+        coverage: some(coverage),
+        generations: some(told.generations(offer, "dataSpeeds")),
+        speed: told.read(offer, "subTypes", speed),
+        voice,
+        sms,
+        ..Facts::default()
+    };
+    told.bounded()
+}
+
+/// The class of an offer that is about its speed.
+fn speed(classes: &Value) -> Option<Line> {
+    let classes = classes.as_array()?.iter().filter_map(Value::as_str);
+    let mut speeds = classes.filter(|one| ["Standard", "Fast", "Faster", "Fastest"].contains(one));
+    Line::try_from(speeds.next()?.to_owned()).ok()
+}
+
+/// The number is 0 where it is unlimited, too.
+fn allowance(
+    told: &mut ToldFacts,
+    offer: &Value,
+    amount: &'static str,
+    unlimited: &'static str,
+) -> Option<Allowance> {
+    let amount = told.read(offer, amount, |amount| u32::try_from(whole(amount)?).ok());
+    let unlimited = told.read(offer, unlimited, flag)?;
+    if unlimited {
+        return Some(Allowance {
+            amount: None,
+            unlimited,
+        });
+    }
+    amount.map(|amount| Allowance {
+        amount: Some(amount),
+        unlimited,
+    })
 }
 
 fn standard(offer: &Value) -> Result<Standard, UnsuitableProduct> {

@@ -172,10 +172,14 @@ pub const ROWS: &[Row] = &rows! {
         |w| get(w, "/options").query("cursor=%00")
         => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
     "422: all filters of options at fault are named",
-        |w| get(w, "/options").query("country=jp&min_data_mb=0&unlimited=yes&min_days=-1&max_days=%2B7")
-        => Unprocessable(&["Parameter min_data_mb must be a whole number from 1 on",
+        |w| get(w, "/options").query("country=jp&min_data_mb=0&max_data_mb=x&unlimited=yes&min_days=-1&max_days=%2B7&network=%20&kind=voice&updated_since=x")
+        => Unprocessable(&["Network must be a name of 1 to 500 characters",
+            "Parameter min_data_mb must be a whole number from 1 on",
+            "Parameter max_data_mb must be a whole number from 1 on",
             "Parameter min_days must be a whole number from 1 on",
             "Parameter max_days must be a whole number from 1 on",
+            "Kind must be data or data_voice_text",
+            "Updated since must be a time such as 2026-11-22T00:00:00Z",
             "Country must be a code of ISO 3166-1 alpha-2 such as JP",
             "Unlimited must be true or false"]);
     "422: a region is no country", |w| get(w, "/options").query("country=EU")
