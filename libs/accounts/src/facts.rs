@@ -1,9 +1,9 @@
 //! What a shop tells about an option beside its price: networks, when it starts, whether it can be
 //! extended, and the like.
 //!
-//! Each provider tells some of it, in its own words. Its adapter translates what it understands into
-//! [`Facts`]; a fact that nobody tells is `None`, never a guess. A file of the operator may set a
-//! fact by hand, and then that counts ([`Facts::over`]). Nothing that buys depends on them.
+//! Each provider tells some of it, in its own words. Its adapter translates what it understands
+//! into [`Facts`]; a fact that nobody tells is `None`, never a guess. A file of the operator may
+//! set a fact by hand, and then that counts ([`Facts::over`]). Nothing that buys depends on them.
 //!
 //! Each type can only hold a value that makes sense, because what a provider sends is not trusted.
 
@@ -27,9 +27,9 @@ pub const LARGEST: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 #[schema(value_type = String)]
-pub struct Line(String);
+pub struct FactText(String);
 
-impl TryFrom<String> for Line {
+impl TryFrom<String> for FactText {
     type Error = &'static str;
 
     fn try_from(text: String) -> std::result::Result<Self, &'static str> {
@@ -161,7 +161,7 @@ pub enum Generation {
 pub struct Network {
     /// Its name, such as `NTT Docomo`.
     #[schema(example = "NTT Docomo")]
-    pub name: Line,
+    pub name: FactText,
     /// Empty if it is not known.
     #[serde(default)]
     pub generations: Vec<Generation>,
@@ -213,7 +213,7 @@ pub struct FairUse {
     /// In the provider's words; null if it does not tell.
     #[serde(default)]
     #[schema(value_type = Option<String>, example = "1 Mbps after 2 GB a day")]
-    pub policy: Option<Line>,
+    pub policy: Option<FactText>,
 }
 
 /// How many minutes or messages a plan includes.
@@ -236,7 +236,7 @@ pub struct AccessPoint {
     /// The name of the access point; null if it is not known or not needed.
     #[serde(default)]
     #[schema(value_type = Option<String>, example = "internet")]
-    pub name: Option<Line>,
+    pub name: Option<FactText>,
 }
 
 /// The access point by kind of phone.
@@ -260,7 +260,7 @@ pub struct Facts {
     pub generations: Option<Vec<Generation>>,
     /// How fast it is, in the provider's words.
     #[schema(value_type = Option<String>)]
-    pub speed: Option<Line>,
+    pub speed: Option<FactText>,
     /// What begins its days: `installation` or `first_use`.
     pub activation: Option<Activation>,
     /// For how many days after its purchase the eSIM can be installed.
@@ -291,7 +291,7 @@ pub struct Facts {
     pub picture: Option<Picture>,
     /// Its name in further languages, by their codes, such as `de` or `pt-BR`.
     #[schema(value_type = Option<Object>, example = json!({ "de": "Japan, 7 Tage, 1 GB" }))]
-    pub names: Option<BTreeMap<Language, Line>>,
+    pub names: Option<BTreeMap<Language, FactText>>,
 }
 
 /// Who says a fact.
@@ -323,17 +323,29 @@ impl Facts {
             .collect()
     }
 
-    fn of(known: Map<String, Value>) -> Self {
-        // Both sides were facts, so their fields together are, too.
-        serde_json::from_value(Value::Object(known)).unwrap_or_default()
-    }
-
     /// These facts where there are some, and otherwise those.
     #[must_use]
-    pub fn over(&self, told: &Self) -> Self {
-        let mut known = told.known();
-        known.extend(self.known());
-        Self::of(known)
+    pub fn over(self, told: Self) -> Self {
+        Self {
+            kind: self.kind.or(told.kind),
+            coverage: self.coverage.or(told.coverage),
+            generations: self.generations.or(told.generations),
+            speed: self.speed.or(told.speed),
+            activation: self.activation.or(told.activation),
+            install_within_days: self.install_within_days.or(told.install_within_days),
+            unused_expires_days: self.unused_expires_days.or(told.unused_expires_days),
+            top_up: self.top_up.or(told.top_up),
+            fair_use: self.fair_use.or(told.fair_use),
+            voice: self.voice.or(told.voice),
+            sms: self.sms.or(told.sms),
+            receives_sms: self.receives_sms.or(told.receives_sms),
+            identity_check: self.identity_check.or(told.identity_check),
+            apn: self.apn.or(told.apn),
+            hotspot: self.hotspot.or(told.hotspot),
+            exit_countries: self.exit_countries.or(told.exit_countries),
+            picture: self.picture.or(told.picture),
+            names: self.names.or(told.names),
+        }
     }
 
     /// What both say alike.
@@ -341,10 +353,9 @@ impl Facts {
     pub fn agreed(&self, other: &Self) -> Self {
         let other = other.known();
         let same = self.known().into_iter();
-        Self::of(
-            same.filter(|(fact, value)| other.get(fact) == Some(value))
-                .collect(),
-        )
+        let same = same.filter(|(fact, value)| other.get(fact) == Some(value));
+        // These are facts of ours, so they can be read.
+        serde_json::from_value(Value::Object(same.collect())).unwrap_or_default()
     }
 
     /// The names of the facts in which they differ.
@@ -381,7 +392,7 @@ impl Facts {
     #[must_use]
     pub fn shown(told: &Self, by_hand: &Self) -> Vec<ShownFact> {
         let set = by_hand.known();
-        let all = by_hand.over(told).lines();
+        let all = by_hand.clone().over(told.clone()).lines();
         let shown = all.into_iter().map(|(fact, value)| ShownFact {
             fact: fact.to_owned(),
             value,
@@ -591,7 +602,7 @@ mod tests {
     fn what_a_file_sets_counts_and_is_shown_as_such() {
         let told = facts(json!({ "hotspot": false, "top_up": "yes", "speed": "Fast" }));
         let by_hand = facts(json!({ "hotspot": true, "names": { "de": "Japan" } }));
-        let both = by_hand.over(&told);
+        let both = by_hand.clone().over(told.clone());
         assert_eq!(
             both,
             facts(

@@ -35,7 +35,8 @@ pub struct ProductOption {
     pub details: Map<String, Value>,
     /// What is known of the product in the same form for all providers.
     pub standard: Option<Standard>,
-    /// What a file sets by hand, which counts. Empty unless [`all`] or [`one`] has read it, as `told`.
+    /// What a file sets by hand, which counts. Like `told` it is empty unless [`all`] or [`one`]
+    /// has read it.
     pub facts: Facts,
     /// What the first provider tells.
     pub told: Facts,

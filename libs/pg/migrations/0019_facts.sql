@@ -8,17 +8,25 @@ ALTER TABLE options ADD COLUMN told jsonb;
 ALTER TABLE options ADD COLUMN facts jsonb;
 -- When partners could see something new of it for the last time.
 ALTER TABLE options ADD COLUMN updated_at timestamptz NOT NULL DEFAULT now();
+-- The networks of both, by which partners find options, because reading all of both would take too long: each name in lower case
+-- by itself, and behind its country and a line break, which no name has.
+ALTER TABLE options ADD COLUMN networks text[];
 ALTER TABLE options DROP CONSTRAINT options_bounds;
 ALTER TABLE options ADD CONSTRAINT options_bounds CHECK (
     updated_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
     AND greatest(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment),
                  octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries),
-                 pg_column_size(told), pg_column_size(facts)) <= 100000) NOT VALID;
+                 pg_column_size(told), pg_column_size(facts), pg_column_size(networks)) <= 100000) NOT VALID;
 
--- An insert that meets the option and changes nothing has its time, so that whoever compares all columns finds no difference.
+-- Writes the two columns that follow from the others. An insert that meets the option and changes nothing has its time, so that
+-- whoever compares all columns finds no difference.
 CREATE FUNCTION option_updated() RETURNS trigger
 LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
 BEGIN
+    NEW.networks = (SELECT array_agg(DISTINCT lower(concat_ws(E'\n', of, name #>> '{}')))
+                    FROM jsonb_path_query(coalesce(NEW.facts->'coverage', NEW.told->'coverage'), '$[*]') covered,
+                         jsonb_path_query(covered, '$.networks[*].name') name,
+                         unnest(ARRAY[NULL, covered->>'country']) of);
     NEW.updated_at = clock_timestamp();
     IF TG_OP = 'INSERT' THEN
         NEW.updated_at = coalesce((SELECT o.updated_at FROM options o WHERE o.option_id = NEW.option_id), NEW.updated_at);

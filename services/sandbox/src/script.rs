@@ -316,7 +316,7 @@ pub fn catalogue(provider: &str, price: Option<&str>) -> Value {
         let id = option_id(name);
         let is_sandbox = provider == "sandbox";
         let live_id = || option_id(&format!("{provider}/{name}"));
-        json!({
+        let mut option = json!({
             "option_id": if is_sandbox { id } else { live_id() },
             "name": name,
             "provider": provider,
@@ -329,9 +329,33 @@ pub fn catalogue(provider: &str, price: Option<&str>) -> Value {
                 "days": DAYS,
                 "cost": cost,
             },
-        })
+        });
+        // A provider tells its own by its list of products.
+        if is_sandbox {
+            option["facts"] = facts();
+        }
+        option
     });
     json!({ "options": options.collect::<Vec<_>>() })
+}
+
+/// What a shop tells about an option of the sandbox.
+fn facts() -> Value {
+    let networks = json!([{ "name": "Sandbox Mobile", "generations": ["4G", "5G"] }]);
+    let covered = |country: &&str| json!({ "country": country, "generations": ["4G", "5G"], "networks": networks });
+    json!({
+        "kind": "data",
+        "coverage": COUNTRIES.iter().map(covered).collect::<Vec<_>>(),
+        "generations": ["4G", "5G"],
+        "activation": "first_use",
+        "unused_expires_days": 180,
+        "top_up": "yes",
+        "fair_use": { "applies": false },
+        "identity_check": false,
+        "apn": { "ios": { "automatic": true }, "android": { "automatic": false, "name": "sandbox" } },
+        "hotspot": true,
+        "exit_countries": COUNTRIES,
+    })
 }
 
 fn find(option_id: &str) -> Option<(&'static str, Script)> {

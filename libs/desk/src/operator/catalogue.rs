@@ -2,8 +2,8 @@
 //!
 //! The caller has compared both catalogues before. Somebody may have changed an option since then,
 //! so each statement changes only what it has found in the state that was compared, and leaves all
-//! that belongs to the operator alone: the name, the details, the facts that a file sets, and whether
-//! the option is on sale.
+//! that belongs to the operator alone: the name, the details, the facts that a file sets, and
+//! whether the option is on sale.
 
 use accounts::{
     facts::Facts,

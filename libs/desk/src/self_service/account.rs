@@ -68,7 +68,8 @@ pub struct OptionFilter<'a> {
     /// Only this one.
     pub option: Option<OptionId>,
     pub country: Option<Country>,
-    /// The name of a network, in any case. If a country is asked for, it must be one of that country.
+    /// The name of a network, in any case. If a country is asked for, it must be one of that
+    /// country.
     pub network: Option<&'a str>,
     pub kind: Option<PlanKind>,
     /// At least so much data, in MB. Unlimited data is always enough.
@@ -109,8 +110,11 @@ pub async fn options(
     // moments before its `updated_since`. It gets these again, which does no harm.
     let rows = sqlx::query!(
         r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days, facts::text AS facts,
-                told::text AS told, greatest(updated_at, price.valid_from) AS "updated_at!", price.amount AS "price?",
-                price.currency AS "currency?"
+                told::text AS told, updated_at AS "updated_at!", amount AS "price?", currency AS "currency?"
+         FROM (
+         -- Only what the page shows is written out.
+         SELECT option_id, name, details, countries, data_mb, unlimited, days, facts, told,
+                greatest(updated_at, price.valid_from) AS updated_at, price.amount, price.currency
          FROM options LEFT JOIN LATERAL price_in($10, option_id) price ON true
          WHERE enabled AND ($10::text IS NULL OR price.amount IS NOT NULL) AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
            AND ($5::text IS NULL OR $5 = ANY (countries))
@@ -122,11 +126,9 @@ pub async fn options(
            AND ($12::int IS NULL OR data_mb <= $12)
            AND ($13::text IS NULL OR coalesce(facts->>'kind', told->>'kind') = $13)
            AND ($14::timestamptz IS NULL OR greatest(updated_at, price.valid_from) >= $14 - interval '1 minute')
-           AND ($15::text IS NULL OR EXISTS (
-               SELECT FROM jsonb_array_elements(coalesce(facts->'coverage', told->'coverage')) covered,
-                           jsonb_array_elements(covered->'networks') network
-               WHERE lower(network->>'name') = lower($15) AND ($5::text IS NULL OR covered->>'country' = $5)))
-         ORDER BY option_id LIMIT $4"#,
+           AND ($15::text IS NULL OR lower(concat_ws(E'\n', $5::text, $15)) = ANY (networks))
+         ORDER BY option_id LIMIT $4) page
+         ORDER BY option_id"#,
         page.after.map_or(Uuid::nil(), OptionId::uuid),
         page.environment == Environment::Sandbox,
         page.providers,
@@ -167,7 +169,7 @@ pub async fn options(
 /// What is known of an option. One whose facts cannot be read can be ordered all the same.
 pub(super) fn facts(told: Option<&str>, by_hand: Option<&str>) -> Facts {
     let told = Facts::read(told).unwrap_or_default();
-    Facts::read(by_hand).unwrap_or_default().over(&told)
+    Facts::read(by_hand).unwrap_or_default().over(told)
 }
 
 /// A partner's account, without secrets.

@@ -1,6 +1,6 @@
 //! The products of a provider, with the providers that sell each in the order in which they are
-//! asked; what is known of one; and the act that puts another provider first, for when the first one
-//! fails or denies us.
+//! asked; what is known of one; and the act that puts another provider first, for when the first
+//! one fails or denies us.
 
 use accounts::facts::{Facts, ShownFact};
 use askama::Template;

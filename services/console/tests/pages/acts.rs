@@ -770,6 +770,43 @@ async fn all_products_of_a_provider_are_reached_page_by_page() {
     bench.stop().await;
 }
 
+/// A product says what is known of it, and whether its provider or a file says so.
+#[tokio::test]
+async fn a_product_says_what_is_known_of_it_and_who_says_so() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let id = "00000000-0000-4000-8000-000000000019";
+    sqlx::query(
+        "INSERT INTO options (option_id, name, provider, provider_option_id, environment, version, countries, data_mb, unlimited,
+                              days, told, facts)
+         VALUES ($1::uuid, 'Japan <7>', 'airalo', 'jp-7@4.50', 'live', 0, '{JP}', 1024, false, 7,
+                 '{\"top_up\": \"yes\", \"hotspot\": false}', '{\"hotspot\": true, \"names\": {\"de\": \"Japan\"}}')",
+    )
+    .bind(id)
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let mut browser = bench.sign_in("vera", OperatorRole::Viewer).await;
+    let list = text(&mut browser, "/products?provider=airalo").await;
+    assert!(list.contains(&format!("href=\"/products/{id}\"")), "{list}");
+    let page = text(&mut browser, &format!("/products/{id}")).await;
+    for part in [
+        "Japan &#60;7&#62;",
+        "It is bought at airalo first, as jp-7@4.50.",
+        "1024 MB",
+        ">top_up</td><td role=\"cell\" data-label=\"Value\">yes</td><td role=\"cell\" data-label=\"Says who\">provider<",
+        ">hotspot</td><td role=\"cell\" data-label=\"Value\">yes</td><td role=\"cell\" data-label=\"Says who\">file<",
+        "de: Japan",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let none = browser
+        .get("/products/00000000-0000-4000-8000-000000000020")
+        .await;
+    assert_eq!(none.status, 404);
+    bench.stop().await;
+}
+
 /// The products of a provider say where else they are bought, and one is bought there first by an
 /// act with a preview; what only one provider sells has a sentence instead.
 #[tokio::test]

@@ -6,7 +6,8 @@
 //! options out of sale. The price of each product is taken over as the most that we pay
 //! (`PRODUCT@PRICE`), so that a later rise is not paid silently. That holds for an option whose
 //! further provider sells the product, too; its standard fields and facts are those of its first
-//! provider and stay. A value of a fact that is not understood makes the fact unknown and is named. Products that could not be delivered are refused, each with its reason.
+//! provider and stay. A value of a fact that is not understood makes the fact unknown and is named.
+//! Products that could not be delivered are refused, each with its reason.
 
 use std::collections::BTreeMap;
 

@@ -272,7 +272,8 @@ pub struct OptionEntry {
     #[serde(default)]
     #[schema(value_type = Option<Facts>)]
     facts: ManifestField<Facts>,
-    /// What the provider tells. `esimctl catalogue pull` writes it, and `option list --json` prints it.
+    /// What the provider tells. `esimctl catalogue pull` writes it, and `option list --json` prints
+    /// it.
     #[serde(default)]
     #[schema(value_type = Option<Facts>)]
     told: ManifestField<Facts>,

@@ -453,6 +453,34 @@ async fn options_are_applied_from_yaml_with_a_plan_and_a_record() {
         ("two", &json!(["NO"]))
     );
     assert_eq!(commands(&operator).await, ["option apply", "option apply"]);
+
+    // What is known of the product: each fact by itself, and who says it.
+    let mut known = listed[0].clone();
+    known["told"] = json!({ "hotspot": false, "top_up": "yes" });
+    let known = json!([known]).to_string();
+    let told = operator
+        .run_with_input(&["option", "apply", "-f", "-"], known)
+        .await;
+    told.says("0 created, 1 changed");
+    let file = file("two") + "    facts: {hotspot: true, fair_use: {applies: false}}\n";
+    let dry = ["option", "apply", "-f", "-", "--dry-run"];
+    let dry = operator.run_with_input(&dry, file.clone()).await;
+    assert!(
+        dry.stdout.contains("facts.hotspot: null → true") && !dry.stdout.contains("told"),
+        "{dry:?}"
+    );
+    let done = operator
+        .run_with_input(&["option", "apply", "-f", "-"], file)
+        .await;
+    done.says("0 created, 1 changed");
+    let shown = operator.run(&["option", "show", "two"]).await;
+    for line in [
+        "hotspot   yes    file",
+        "top_up    yes    provider",
+        "fair_use  none   file",
+    ] {
+        assert!(shown.stdout.contains(line), "{shown:?}");
+    }
 }
 
 /// Another transaction has locked the second account of the file and wants the first one.

@@ -2,7 +2,7 @@
 //!
 //! An answer has an `ETag`, because catalogues rarely change and partners read them often.
 
-use accounts::facts::{Line, PlanKind};
+use accounts::facts::{FactText, PlanKind};
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
@@ -35,12 +35,12 @@ struct OptionsResponse {
 /// List the options that may be ordered
 ///
 /// Each page has an `ETag`. If you send it as `If-None-Match` and the page has not changed, the
-/// answer is a 304 without a body. Filters can be combined; an option must then match all of them. An
-/// option of which we do not say what a filter asks for does not match it. If we have agreed prices with
-/// you, the list has what you can order, with its `price`.
+/// answer is a 304 without a body. Filters can be combined; an option must then match all of them.
+/// An option of which we do not say what a filter asks for does not match it. If we have agreed
+/// prices with you, the list has what you can order, with its `price`.
 ///
-/// To keep a copy, send the time of your last walk as `updated_since`. What is no longer on offer is
-/// not listed, so walk the whole list now and then.
+/// To keep a copy, send the time of your last walk as `updated_since`. What is no longer on offer
+/// is not listed, so walk the whole list now and then.
 #[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
@@ -153,7 +153,7 @@ fn answer(told: &impl Serialize, headers: &HeaderMap) -> Result<Response, ApiErr
 
 /// The name of a network.
 fn network(text: &str) -> Option<String> {
-    Line::try_from(text.to_owned()).ok()?;
+    FactText::try_from(text.to_owned()).ok()?;
     Some(text.to_owned())
 }
 

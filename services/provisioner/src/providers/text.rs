@@ -28,8 +28,8 @@ pub fn one_line(message: &str) -> String {
     line_of(message, MAX_MESSAGE)
 }
 
-/// Turns a text into one line of at most so many characters. Each run of blanks and control characters
-/// becomes one space, and format characters are removed.
+/// Turns a text into one line of at most so many characters. Each run of blanks and control
+/// characters becomes one space, and format characters are removed.
 pub(super) fn line_of(message: &str, most: usize) -> String {
     let mut line = String::new();
     let mut length = 0;

@@ -4,7 +4,7 @@
 //! is not understood makes its fact unknown and is reported ([`UnknownValue`]); it never keeps a
 //! product out.
 
-use accounts::facts::{Days, Facts, Generation, LARGEST, Line, Network};
+use accounts::facts::{Days, FactText, Facts, Generation, LARGEST, Network};
 use domain::product::Country;
 use serde_json::Value;
 
@@ -148,8 +148,8 @@ pub(super) fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
 }
 
 /// A text as one line, cut if it is too long.
-pub(super) fn line(value: &Value) -> Option<Line> {
-    Line::try_from(line_of(value.as_str()?, LONGEST)).ok()
+pub(super) fn line(value: &Value) -> Option<FactText> {
+    FactText::try_from(line_of(value.as_str()?, LONGEST)).ok()
 }
 
 /// A truth value, which some providers write as 0 or 1.

@@ -53,6 +53,7 @@ fn needed() -> BTreeMap<&'static str, &'static str> {
         read GET /topups/{topup_id}/extensions
         read GET /topups/{topup_id}/suspension
         read GET /options
+        read GET /options/{option_id}
         read GET /account
         read GET /account/install-pages
         read GET /balance

@@ -1,6 +1,6 @@
 //! The catalogue of Zendit: its offers, and what one of them costs.
 
-use accounts::facts::{Allowance, CountryCoverage, Facts, Line, PlanKind};
+use accounts::facts::{Allowance, CountryCoverage, FactText, Facts, PlanKind};
 use domain::product::{Cost, Country, Currency, Data, Price, Standard};
 use serde::Deserialize;
 use serde_json::Value;
@@ -171,10 +171,10 @@ fn told(offer: &Value) -> ToldFacts {
 }
 
 /// The class of an offer that is about its speed.
-fn speed(classes: &Value) -> Option<Line> {
+fn speed(classes: &Value) -> Option<FactText> {
     let classes = classes.as_array()?.iter().filter_map(Value::as_str);
     let mut speeds = classes.filter(|one| ["Standard", "Fast", "Faster", "Fastest"].contains(one));
-    Line::try_from(speeds.next()?.to_owned()).ok()
+    FactText::try_from(speeds.next()?.to_owned()).ok()
 }
 
 /// The number is 0 where it is unlimited, too.
