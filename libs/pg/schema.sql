@@ -418,12 +418,17 @@ TABLE options
     days integer
     cost bigint
     cost_currency text
-    CONSTRAINT options_bounds CHECK ((GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries)) <= 100000))
+    told jsonb
+    facts jsonb
+    updated_at timestamp with time zone NOT NULL DEFAULT now()
+    networks text[]
+    CONSTRAINT options_bounds CHECK ((((updated_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (updated_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries), pg_column_size(told), pg_column_size(facts), pg_column_size(networks)) <= 100000))) NOT VALID
     CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
     CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT options_pkey PRIMARY KEY (option_id)
     CREATE INDEX options_version ON public.options USING btree (version)
     CREATE CONSTRAINT TRIGGER option_changed AFTER INSERT OR UPDATE ON public.options DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
+    CREATE TRIGGER option_updated BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION option_updated()
     CREATE TRIGGER options_version BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
     POLICY all_rows USING true WITH CHECK true
 
@@ -1500,6 +1505,24 @@ CREATE OR REPLACE FUNCTION public.option_at(o options, at_provider text)
  STABLE PARALLEL SAFE
 RETURN CASE WHEN ((o).provider = at_provider) THEN (o).provider_option_id WHEN (at_provider = 'sandbox'::text) THEN ((o).option_id)::text ELSE (SELECT (pair.value ->> 'provider_option_id'::text) FROM jsonb_array_elements((option_at.o).alternatives) pair(value) WHERE ((pair.value ->> 'provider'::text) = option_at.at_provider) LIMIT 1) END
 
+CREATE OR REPLACE FUNCTION public.option_updated()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    NEW.networks = (SELECT array_agg(DISTINCT lower(concat_ws(E'\n', of, name #>> '{}')))
+                    FROM jsonb_path_query(coalesce(NEW.facts->'coverage', NEW.told->'coverage'), '$[*]') covered,
+                         jsonb_path_query(covered, '$.networks[*].name') name,
+                         unnest(ARRAY[NULL, covered->>'country']) of);
+    NEW.updated_at = clock_timestamp();
+    IF TG_OP = 'INSERT' THEN
+        NEW.updated_at = coalesce((SELECT o.updated_at FROM options o WHERE o.option_id = NEW.option_id), NEW.updated_at);
+    END IF;
+    RETURN NEW;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.order_cancelled()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1950,7 +1973,7 @@ BEGIN
         alternatives = (SELECT jsonb_agg(one ORDER BY n)
                         FROM jsonb_array_elements(seen) WITH ORDINALITY AS pairs (one, n)
                         WHERE one->>'provider' <> at_provider),
-        cost = NULL, cost_currency = NULL
+        cost = NULL, cost_currency = NULL, told = NULL
     FROM (SELECT one AS pair FROM jsonb_array_elements(seen) one WHERE one->>'provider' = at_provider LIMIT 1) first
     WHERE o.option_id = of_option AND o.provider <> at_provider
       AND seen = jsonb_build_object('provider', o.provider, 'provider_option_id', o.provider_option_id) || o.alternatives;

@@ -694,7 +694,6 @@ async fn packages(Signed(asked): Signed<Value>) -> Response {
                 "duration": product.days,
                 "durationUnit": "DAY",
                 "location": product.countries.join(","),
-                "locationCode": product.countries[0],
                 "description": description,
                 "activeType": 2,
                 "smsStatus": 0,

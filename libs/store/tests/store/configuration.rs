@@ -492,7 +492,7 @@ async fn options_that_have_changed_since_a_time_are_found() {
         )
         .await;
     let now = runtime::clock::now();
-    let mut since = async |connection: &mut PgConnection, seconds: i64| {
+    let since = async |connection: &mut PgConnection, seconds: i64| {
         let page = OptionPage {
             environment: Environment::Sandbox,
             providers: &[],

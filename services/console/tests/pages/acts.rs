@@ -803,7 +803,7 @@ async fn a_product_says_what_is_known_of_it_and_who_says_so() {
     let none = browser
         .get("/products/00000000-0000-4000-8000-000000000020")
         .await;
-    assert_eq!(none.status, 404);
+    assert_eq!(none.status(), 404);
     bench.stop().await;
 }
 
