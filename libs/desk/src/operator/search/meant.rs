@@ -16,7 +16,7 @@ const NEIGHBOURS: usize = 2_500;
 /// or two beside each other are swapped. The characters are those that such an id may have.
 pub(super) fn neighbours(text: &str) -> Vec<String> {
     let own: Vec<char> = text.chars().collect();
-    if !LENGTHS.contains(&own.len()) || !text.is_ascii() {
+    if !LENGTHS.contains(&own.len()) {
         return Vec::new();
     }
     let without = |at: usize| own[..at].iter().chain(&own[at + 1..]).collect();
@@ -26,14 +26,29 @@ pub(super) fn neighbours(text: &str) -> Vec<String> {
         swapped.swap(at - 1, at);
         all.push(swapped.into_iter().collect());
     }
+    // Somebody who types an id that was read or printed does not see in which script a letter is.
+    for script in SCRIPTS {
+        let letter = |one: char| {
+            let is_other = one.is_alphabetic() && !script.contains(&one);
+            let mut others = alike(one).filter(|_| is_other);
+            let is_its =
+                |other: &char| script.contains(other) && other.is_lowercase() == one.is_lowercase();
+            others.find(is_its).unwrap_or(one)
+        };
+        all.push(own.iter().copied().map(letter).collect());
+    }
+    let with = |at: usize, one: char| {
+        let mut other = own.clone();
+        other[at] = one;
+        other.into_iter().collect::<String>()
+    };
+    for (at, one) in own.iter().enumerate() {
+        all.extend(alike(*one).map(|other| with(at, other)));
+    }
     let alphabet = alphabet(&own);
-    for at in 0..own.len() {
-        let others = alphabet.iter().filter(|one| **one != own[at]);
-        all.extend(others.map(|one| {
-            let mut other = own.clone();
-            other[at] = *one;
-            other.into_iter().collect::<String>()
-        }));
+    for (at, one) in own.iter().enumerate() {
+        let others = alphabet.iter().filter(|other| *other != one);
+        all.extend(others.map(|other| with(at, *other)));
     }
     if all.len() + (own.len() + 1) * alphabet.len() <= NEIGHBOURS {
         for at in 0..=own.len() {
@@ -123,18 +138,77 @@ pub(super) fn spellings(text: &str) -> Vec<String> {
     all
 }
 
+/// Characters that look alike, or that differ in an accent: of our digits and letters, and of
+/// Cyrillic and Greek ones.
+const ALIKE: [&str; 38] = [
+    "0OoQ\u{41e}\u{43e}\u{39f}\u{3bf}ÓÖØóöø",
+    "1Iil\u{406}\u{456}\u{399}Íí",
+    "2Z\u{396}Ž",
+    "3\u{417}\u{437}",
+    "4\u{427}",
+    "5S\u{405}Š",
+    "6\u{431}",
+    "8B\u{412}\u{392}",
+    "A\u{410}\u{391}ÁÀÂÄÅ",
+    "C\u{421}ÇČ",
+    "E\u{415}\u{395}ÉÈÊË\u{401}",
+    "G\u{50c}Ğ",
+    "H\u{41d}\u{397}",
+    "J\u{408}",
+    "K\u{41a}\u{39a}",
+    "M\u{41c}\u{39c}",
+    "N\u{39d}Ñ",
+    "P\u{420}\u{3a1}",
+    "T\u{422}\u{3a4}",
+    "UÚÜ",
+    "X\u{425}\u{3a7}",
+    "Y\u{423}\u{3a5}Ý",
+    "a\u{430}\u{3b1}áàâäå",
+    "c\u{441}çč",
+    "e\u{435}éèêë\u{451}",
+    "gğ",
+    "j\u{458}",
+    "k\u{43a}\u{3ba}",
+    "m\u{43c}",
+    "nñ",
+    "p\u{440}\u{3c1}",
+    "sš\u{455}",
+    "t\u{442}",
+    "uúü",
+    "v\u{3bd}",
+    "x\u{445}\u{3c7}",
+    "y\u{443}\u{3b3}ý",
+    "zž",
+];
+/// The scripts in which a whole id may be meant.
+const SCRIPTS: [std::ops::RangeInclusive<char>; 3] =
+    ['A'..='z', '\u{400}'..='\u{4ff}', '\u{370}'..='\u{3ff}'];
+
+/// The characters that look like this one.
+fn alike(one: char) -> impl Iterator<Item = char> {
+    let mut groups = ALIKE.iter();
+    let group = groups.find(|group| group.contains(one));
+    let others = group.map_or("", |group| *group).chars();
+    others.filter(move |other| *other != one)
+}
+
 /// How a text looks, whichever of the characters that look alike it has.
 pub(super) fn looks(text: &str) -> String {
-    let look = |one| match one {
-        'O' | 'o' | 'Q' => '0',
-        'I' | 'l' | 'i' => '1',
-        'S' => '5',
-        'B' => '8',
-        'Z' => '2',
-        other => other,
+    let look = |one: char| {
+        let mut groups = ALIKE.iter();
+        let group = groups.find(|group| group.contains(one));
+        group.and_then(|group| group.chars().next()).unwrap_or(one)
     };
     text.chars().map(look).collect()
 }
+
+/// The letters of other scripts, of which an id has one case or both.
+const OTHER_LETTERS: [std::ops::RangeInclusive<char>; 4] = [
+    '\u{410}'..='\u{42f}',
+    '\u{430}'..='\u{44f}',
+    '\u{391}'..='\u{3a9}',
+    '\u{3b1}'..='\u{3c9}',
+];
 
 /// Digits, and the letters and signs of the kinds that a text has.
 fn alphabet(text: &[char]) -> Vec<char> {
@@ -151,7 +225,14 @@ fn alphabet(text: &[char]) -> Vec<char> {
     let upper = letters(char::is_ascii_uppercase, 'A'..='Z', 'F');
     let signs = ['-', '_', '/', '.'];
     let signs = signs.into_iter().filter(|one| text.contains(one));
-    ('0'..='9').chain(lower).chain(upper).chain(signs).collect()
+    let other_letters = OTHER_LETTERS.into_iter();
+    let other_letters = other_letters.filter(|all| text.iter().any(|one| all.contains(one)));
+    ('0'..='9')
+        .chain(lower)
+        .chain(upper)
+        .chain(other_letters.flatten())
+        .chain(signs)
+        .collect()
 }
 
 #[cfg(test)]
@@ -177,6 +258,40 @@ mod tests {
         assert!(found.len() <= 4 * SPELLINGS && !found.contains(&"wl-501-a1".to_owned()));
         assert!(found.iter().all(|one| !one.contains('2')));
         assert!(spellings(&"1".repeat(65)).is_empty());
+    }
+
+    /// A Cyrillic letter that somebody reads is typed as the Latin one that looks like it.
+    #[test]
+    fn neighbours_are_found_in_every_script() {
+        for (typed, meant) in [
+            ("VT 2026 11 30 / 216", "V\u{422} 2026 11 30 / 216"),
+            (
+                "3\u{410}\u{41a}\u{410}\u{417} 1235",
+                "\u{417}\u{410}\u{41a}\u{410}\u{417} 1235",
+            ),
+            (
+                "\u{417}\u{410}\u{41a}\u{410}\u{417} 1236",
+                "\u{417}\u{410}\u{41a}\u{410}\u{417} 1235",
+            ),
+            (
+                "\u{417}\u{410}\u{41a}\u{410}\u{420} 1235",
+                "\u{417}\u{410}\u{41a}\u{410}\u{417} 1235",
+            ),
+            ("BO 1235", "\u{412}\u{41e} 1235"),
+            ("\u{412}\u{41e} 1235", "BO 1235"),
+            ("Cafe 17", "Café 17"),
+            ("Café 17", "Cafe 17"),
+        ] {
+            let found = neighbours(typed);
+            assert!(found.len() <= NEIGHBOURS, "{typed}: {}", found.len());
+            assert!(found.iter().any(|one| one == meant), "{typed}");
+        }
+        assert_eq!(looks("V\u{422}-1"), looks("VT-1"));
+        let groups: Vec<char> = ALIKE.iter().flat_map(|one| one.chars()).collect();
+        let mut once = groups.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(groups.len(), once.len(), "each is in one group");
     }
 
     #[test]
