@@ -84,7 +84,7 @@ def slow(walk, page):
         page.goto(BASE + path)
         # The page refreshes itself until it has the figures of now.
         page.wait_for_selector(".badge.warn:text-is('slow')", timeout=PATIENCE)
-        page.wait_for_selector(".chart figcaption span:text-matches('at worst [0-9.]+.s')", timeout=PATIENCE)
+        page.wait_for_selector(".chart figcaption span:text-matches('at worst (up to|under) [0-9.]+.s')", timeout=PATIENCE)
         walk.check(page, f"state a provider that is slow, {name}")
 
 

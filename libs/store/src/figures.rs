@@ -224,10 +224,11 @@ impl Within {
         self.most.unwrap_or(self.over)
     }
 
-    /// For sentences: `0.047 s`, `under 0.01 s`, `over 2 h`.
+    /// For sentences: `up to 0.047 s`, `under 0.01 s`, `over 2 h`. It is a limit, and is told as one:
+    /// what ended at a timeout of 15 s did not take the 18 s of its bucket.
     pub fn told(self) -> String {
         match self.most {
-            Some(most) if self.over > 0.0 => told(most),
+            Some(most) if self.over > 0.0 => format!("up to {}", told(most)),
             Some(most) => format!("under {}", told(most)),
             None => format!("over {}", told(self.over)),
         }
@@ -648,6 +649,36 @@ impl Figures {
             .collect()
     }
 
+    /// The sums of the newest minutes or hours in which so many events ended, by what is counted and
+    /// by subject: how long it takes now, however fast or slow it was before.
+    pub fn newest_by_subject(&self, enough: u64) -> Vec<(Measure, String, Count)> {
+        let mut subjects: BTreeMap<(Measure, &str), Count> = BTreeMap::new();
+        for ((_, measure, subject), count) in self.0.iter().rev() {
+            let sum = subjects.entry((*measure, subject.as_str())).or_default();
+            if sum.n < enough {
+                sum.merge(count);
+            }
+        }
+        let subjects = subjects.into_iter();
+        subjects
+            .map(|((measure, subject), count)| (measure, subject.to_owned(), count))
+            .collect()
+    }
+
+    /// The same of all subjects together.
+    pub fn newest(&self, enough: u64) -> MeasureCounts {
+        let mut sums = MeasureCounts::new();
+        for (_, counts) in self.by_time().iter().rev() {
+            for (measure, count) in counts {
+                let sum = sums.entry(*measure).or_default();
+                if sum.n < enough {
+                    sum.merge(count);
+                }
+            }
+        }
+        sums
+    }
+
     /// The sums of the whole time, by what is counted.
     pub fn sums(&self) -> MeasureCounts {
         let mut sums = MeasureCounts::new();
@@ -686,6 +717,31 @@ mod tests {
         assert_eq!(twice.within(0.5), count.within(0.5));
     }
 
+    /// A provider that has been slow for a minute is not told as fast because it was fast before.
+    #[test]
+    fn how_long_it_takes_now_does_not_follow_from_what_was_before() {
+        let at = |minute: i64| OffsetDateTime::UNIX_EPOCH + time::Duration::minutes(minute);
+        let events = |number: u64, seconds: u64| {
+            let mut count = Count::default();
+            (0..number).for_each(|_| count.note(Some(Duration::from_secs(seconds)), false));
+            count
+        };
+        let call =
+            |minute: i64, count: Count| ((at(minute), Measure::Call, "usimsa".to_owned()), count);
+        let figures = [
+            call(0, events(900, 1)),
+            call(8, events(12, 8)),
+            call(9, events(9, 8)),
+        ];
+        let figures = Figures(figures.into());
+        let all = &figures.by_subject()[0].2;
+        assert_eq!(all.within(0.5).unwrap().told(), "up to 1\u{a0}s");
+        let newest = &figures.newest_by_subject(20)[0].2;
+        assert_eq!((newest.n, figures.newest(20)[&Measure::Call].n), (21, 21));
+        assert_eq!(newest.within(0.5).unwrap().told(), "up to 8.2\u{a0}s");
+        assert_eq!(figures.newest(22)[&Measure::Call].n, 921);
+    }
+
     /// What took up to about a minute is told to a fifth, and not shorter than it was.
     #[test]
     fn a_time_is_told_to_a_fifth() {
@@ -695,6 +751,7 @@ mod tests {
             (0..9).for_each(|_| count.note(Some(took), false));
             let within = count.within(0.5).unwrap();
             let told = within.told().replace("\u{a0}s", "");
+            let told = told.strip_prefix("up to ").unwrap();
             let told = match told.strip_suffix("\u{a0}min") {
                 Some(minutes) => 60.0 * minutes.parse::<f64>().unwrap(),
                 None => told.parse().unwrap(),
@@ -711,11 +768,11 @@ mod tests {
         new.note(Some(Duration::from_millis(40)), false);
         let stored: Vec<i64> = new.stored().map(|n| i64::try_from(n).unwrap()).collect();
         assert_eq!(read_count(1, 0, &stored), new);
-        assert_eq!(new.within(0.5).unwrap().told(), "0.047\u{a0}s");
+        assert_eq!(new.within(0.5).unwrap().told(), "up to 0.047\u{a0}s");
         let old = read_count(1, 0, &stored[..BUCKETS]);
-        assert_eq!(old.within(0.5).unwrap().told(), "0.05\u{a0}s");
+        assert_eq!(old.within(0.5).unwrap().told(), "up to 0.05\u{a0}s");
         new.merge(&old);
-        assert_eq!(new.within(0.5).unwrap().told(), "0.05\u{a0}s");
+        assert_eq!(new.within(0.5).unwrap().told(), "up to 0.05\u{a0}s");
     }
 
     /// What is told is never longer than what happened: all waited for 6 minutes.

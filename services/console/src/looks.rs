@@ -63,6 +63,9 @@ pub(crate) struct SystemSnapshot {
     /// The last minutes, of everybody and of each provider and endpoint.
     pub(crate) now: MeasureCounts,
     pub(crate) subjects: Vec<(Measure, String, Count)>,
+    /// The newest events of them, which say how long it takes now.
+    pub(crate) newest: MeasureCounts,
+    newest_of: Vec<(Measure, String, Count)>,
     /// What people have done lately, and the names of the partners of it.
     pub(crate) actions: Vec<RecordedAction>,
     pub(crate) names: HashMap<Uuid, String>,
@@ -71,10 +74,23 @@ pub(crate) struct SystemSnapshot {
 impl SystemSnapshot {
     /// What was counted of a provider or an endpoint in the last minutes.
     pub(crate) fn of_subject(&self, measure: Measure, subject: &str) -> Option<&Count> {
-        let mut all = self.subjects.iter();
-        let found = all.find(|(of, name, _)| *of == measure && name == subject);
-        found.map(|(_, _, count)| count)
+        of_subject(&self.subjects, measure, subject)
     }
+
+    /// The newest events of a provider.
+    pub(crate) fn newest_of(&self, measure: Measure, subject: &str) -> Option<&Count> {
+        of_subject(&self.newest_of, measure, subject)
+    }
+}
+
+fn of_subject<'a>(
+    all: &'a [(Measure, String, Count)],
+    measure: Measure,
+    subject: &str,
+) -> Option<&'a Count> {
+    let mut all = all.iter();
+    let found = all.find(|(of, name, _)| *of == measure && name == subject);
+    found.map(|(_, _, count)| count)
 }
 
 #[cfg(test)]
@@ -107,7 +123,12 @@ impl SystemSnapshot {
             },
             mended: Vec::new(),
             now: all.clone().collect(),
+            newest: all.clone().collect(),
             subjects: all
+                .clone()
+                .map(|(measure, count)| (measure, "sandbox".to_owned(), count))
+                .collect(),
+            newest_of: all
                 .map(|(measure, count)| (measure, "sandbox".to_owned(), count))
                 .collect(),
             actions: Vec::new(),
@@ -389,6 +410,8 @@ async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error
         mended,
         now: now.sums(),
         subjects: now.by_subject(),
+        newest: now.newest(health::ENOUGH),
+        newest_of: now.newest_by_subject(health::ENOUGH),
         actions,
         names,
         at: Instant::now(),

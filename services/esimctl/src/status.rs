@@ -579,12 +579,15 @@ fn time_row((at, counts): &(OffsetDateTime, MeasureCounts)) -> TableRow<12> {
     let of = |measure: Measure| counts.get(&measure).unwrap_or(&none);
     let n = |measure: Measure| of(measure).n.to_string();
     let most = |measure: Measure| within(of(measure), 0.95);
+    // Whatever the accepted orders leave out, but for those that failed.
+    let refused = [Measure::Refused, Measure::Invalid, Measure::Limited];
+    let refused: u64 = refused.into_iter().map(|measure| of(measure).n).sum();
     [
         ("since", utc(*at)),
         ("answered", n(Measure::Answered)),
         ("5xx", of(Measure::Answered).failed.to_string()),
         ("95 %", most(Measure::Answered)),
-        ("refused", n(Measure::Refused)),
+        ("refused", refused.to_string()),
         ("bought", n(Measure::Bought)),
         ("95 %", most(Measure::Bought)),
         ("failed", n(Measure::Failed)),

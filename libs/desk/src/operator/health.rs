@@ -38,4 +38,5 @@ mod slow;
 
 pub use examine::{HealthReport, PARKED, examine, of_server};
 pub use finding::{Finding, FindingKind};
+pub use slow::ENOUGH;
 pub use told::FindingText;

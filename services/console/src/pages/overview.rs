@@ -163,7 +163,7 @@ pub(crate) fn drains(
     }
 }
 
-/// Within which time half of them and 95 % of them ended.
+/// Within which time half of the newest and 95 % of them ended.
 pub(crate) fn halves(count: Option<&Count>) -> String {
     usually(count).unwrap_or_else(|| format!("none in {MINUTES} min"))
 }
@@ -208,6 +208,7 @@ impl Step {
 fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
     let report = &look.report;
     let count = |measure| look.now.get(&measure);
+    let took = |measure| halves(look.newest.get(&measure));
     let n = |measure| number(count(measure).map_or(0, |count| count.n));
     let name = match step {
         Step::Take => "Take orders",
@@ -221,9 +222,9 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             n(Measure::Answered),
             "orders answered in 10 min",
             vec![
-                ("Answered in", halves(count(Measure::Answered))),
-                ("Refused", n(Measure::Refused)),
-                ("Failed", failed(count(Measure::Answered))),
+                ("Answered in", took(Measure::Answered)),
+                ("Refused (4xx)", number(refused(look))),
+                ("Failed (5xx)", failed(count(Measure::Answered))),
                 ("Denied (401)", n(Measure::Denied)),
             ],
         ),
@@ -232,7 +233,7 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             "wait",
             vec![
                 ("Oldest waits", oldest(age)),
-                ("Order to purchase", halves(count(Measure::Bought))),
+                ("Order to purchase", took(Measure::Bought)),
                 ("Failed calls", failed(count(Measure::Call))),
             ],
         ),
@@ -240,7 +241,7 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             n(Measure::Ready),
             "eSIMs in 10 min",
             vec![
-                ("Order to eSIM", halves(count(Measure::Ready))),
+                ("Order to eSIM", took(Measure::Ready)),
                 ("Put on hold", n(Measure::Parked)),
                 ("Failed for good", n(Measure::Failed)),
             ],
@@ -251,7 +252,7 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             vec![
                 ("Oldest waits", oldest(age)),
                 ("Held back (endpoints)", number(held_back(report))),
-                ("Order to webhook", halves(count(Measure::Delivered))),
+                ("Order to webhook", took(Measure::Delivered)),
                 ("Not taken at once", failed(count(Measure::Attempt))),
             ],
         ),
@@ -273,6 +274,14 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             .map(|last| times.ago(last.min(times.now)))
             .unwrap_or_default(),
     }
+}
+
+/// How many orders were answered with a 422, a 429 or another 4xx: whatever the count of accepted
+/// orders leaves out, but for those that failed.
+fn refused(look: &SystemSnapshot) -> u64 {
+    let all = [Measure::Refused, Measure::Invalid, Measure::Limited];
+    let all = all.iter().filter_map(|measure| look.now.get(measure));
+    all.map(|count| count.n).sum()
 }
 
 /// What the finding is called at a step that it concerns.
@@ -647,9 +656,9 @@ pub(crate) fn provider_state(
 
 /// The state of a provider that nothing keeps from buying, and at which nothing was bought.
 pub(crate) const NO_CALLS: &str = "no calls in 10 min";
-/// The state of a provider that buys, but whose calls take longer than they did.
+/// The state of a provider that buys, but whose calls are slow.
 pub(crate) const SLOW: &str = "slow";
-/// The state of a provider that is as fast as before, and whose orders waited here.
+/// The state of a provider whose calls are not slow, and whose orders waited here.
 pub(crate) const WAITED: &str = "orders wait here";
 
 fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<ProviderView> {
@@ -678,7 +687,7 @@ fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<
             waits: number(backlog.waiting()),
             oldest: oldest(backlog.oldest),
             failed: failed(calls),
-            took: halves(calls),
+            took: halves(look.newest_of(Measure::Call, name)),
             drain: drains(look, earlier, &queue),
             balance: breaker
                 .and_then(|breaker| breaker.balance.clone())
@@ -749,6 +758,13 @@ mod tests {
         assert_eq!(provider_state(&idle, "nobody").1, "warn");
     }
 
+    /// As in the count of accepted orders beside it.
+    #[test]
+    fn every_4xx_counts_as_refused() {
+        let look = SystemSnapshot::with(Vec::new(), &counted(9, 0));
+        assert_eq!(refused(&look), 27, "422, 429 and other 4xx");
+    }
+
     /// After a provisioner was away, the orders that waited for it are late. That says nothing of
     /// the provider.
     #[test]
@@ -758,7 +774,7 @@ mod tests {
                 measure,
                 subject: "sandbox".to_owned(),
                 half: 5.0,
-                before: 0.1,
+                before: Some(0.1),
                 newest: 20,
                 hours: 5,
                 part_is_slow,

@@ -234,7 +234,7 @@ fn part(
             denied: breaker.is_some_and(|breaker| breaker.denied),
             untested,
             failed: failed(calls),
-            took: halves(calls),
+            took: halves(look.newest_of(Measure::Call, name)),
             drain: drains(
                 look,
                 earlier,

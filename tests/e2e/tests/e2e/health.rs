@@ -345,7 +345,10 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
         };
         let told = found["told"]["what"].as_str().context("a sentence")?;
         ensure!(told.contains(" processes run"), "{told}");
-        let expected = format!("notifier: 1 of 2 processes run ({} died)", host.trim());
+        let expected = format!(
+            "notifier: 1 of 2 processes run ({} does not answer)",
+            host.trim()
+        );
         Ok((told == expected).then_some(()))
     });
     missed.await.with_context(|| format!("{last:?}")).unwrap();

@@ -276,14 +276,16 @@ pub enum FindingKind {
         waiting: u64,
         oldest: f64,
     },
-    /// Something takes much longer than in the last day.
+    /// Something takes much longer than in the last day, or is slow in a system of which no usual
+    /// time is known yet.
     Slow {
         measure: Measure,
         /// The provider of purchases and calls; otherwise nothing.
         subject: String,
-        /// How many seconds half of them take now or more, and within how many they ended before.
+        /// How many seconds half of them take now or more, and within how many they ended before;
+        /// nothing if no usual time is known yet.
         half: f64,
-        before: f64,
+        before: Option<f64>,
         /// How many of the newest events that rests on, and on how many hours the time before.
         newest: u64,
         hours: usize,

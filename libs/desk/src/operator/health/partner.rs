@@ -219,7 +219,7 @@ impl Finding {
                     .to_owned()
             }
             FindingKind::Slow { .. } => {
-                "orders take longer than usual. Nothing of them is lost.".to_owned()
+                "orders take longer than they should. Nothing of them is lost.".to_owned()
             }
             FindingKind::Parked { purchases, .. } => {
                 let names: Vec<String> =

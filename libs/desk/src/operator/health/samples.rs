@@ -220,12 +220,12 @@ fn of_work(at: OffsetDateTime) -> Vec<FindingKind> {
         Measure::Bought,
         Measure::Delivered,
     ] {
-        for part_is_slow in [false, true] {
+        for (part_is_slow, before) in [(false, Some(0.1)), (true, Some(0.1)), (true, None)] {
             all.push(FindingKind::Slow {
                 measure,
                 subject: REAL.to_owned(),
                 half: 5.0,
-                before: 0.1,
+                before,
                 newest: 20,
                 hours: 5,
                 part_is_slow,

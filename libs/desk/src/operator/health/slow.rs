@@ -1,5 +1,7 @@
 //! What takes much longer than before: answers, purchases, calls to a provider, webhook requests
-//! and deliveries, compared with the last day.
+//! and deliveries, compared with the last day. A system that is too young to have a usual time is
+//! compared with what is slow anywhere ([`bound`]), so that it calls nothing good that is slow from
+//! its first minute on.
 //!
 //! It is read from the figures that the stages write, so it costs no order anything, and answers
 //! "slow since when?" from PostgreSQL alone. What does not end at all is in no figure; that is
@@ -22,7 +24,7 @@ const MINUTES: i32 = 60;
 /// of the last minutes, so that it is told within a minute that something has become slow, or is
 /// fast again, however many were fast or slow before. Fewer are no measure: the first calls of a
 /// process open their connections, and what waited for a process that was away is late once.
-const ENOUGH: u64 = 20;
+pub const ENOUGH: u64 = 20;
 /// An hour is usual with so many.
 const ENOUGH_OF_HOUR: u64 = 10;
 const NEWLY: time::Duration = time::Duration::minutes(10);
@@ -46,9 +48,10 @@ type Times = BTreeMap<OffsetDateTime, Count>;
 /// Something that is slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slow {
-    /// How many seconds half of them take now or more, and within how many they ended before.
+    /// How many seconds half of them take now or more, and within how many they ended before; `None`
+    /// if no usual time is known yet.
     half: f64,
-    before: f64,
+    before: Option<f64>,
     /// How many events of now that rests on, and on how many hours the usual time.
     newest: u64,
     hours: usize,
@@ -63,9 +66,10 @@ pub(super) async fn find(
     let hours = figures::halves(&mut *connection, FigureSpan::Hour, HOURS, &MEASURES).await?;
     let minutes = figures::halves(connection, FigureSpan::Minute, MINUTES, &MEASURES).await?;
     let mut found = BTreeMap::new();
+    let none = Times::new();
     for (of, minutes) in minutes {
-        let hours = hours.get(&of);
-        if let Some(slow) = hours.and_then(|hours| judge(hours, &minutes, now)) {
+        let hours = hours.get(&of).unwrap_or(&none);
+        if let Some(slow) = judge(of.0, hours, &minutes, now) {
             found.insert(of, slow);
         }
     }
@@ -118,24 +122,46 @@ pub(super) fn took_of(measure: Measure, subject: &str) -> String {
     }
 }
 
+/// From how many seconds on something is slow of which no usual time is known.
+pub(super) fn bound(measure: Measure) -> f64 {
+    match measure {
+        // As in the alert `IngressSlow`, and the time from which on an endpoint gets few permits.
+        Measure::Answered | Measure::Attempt => 3.0,
+        // An order has been answered without its verdict by then. As in the alert `ProviderSlow`.
+        Measure::Call => 5.0,
+        // Nearly all are finished before their first lease ends.
+        Measure::Bought => 10.0,
+        // The first lease, and the objective of webhooks.
+        Measure::Delivered | Measure::Ready => 30.0,
+        // These are counts, and have no duration.
+        Measure::Refused
+        | Measure::Errors
+        | Measure::Invalid
+        | Measure::Limited
+        | Measure::Denied
+        | Measure::Failed
+        | Measure::Parked
+        | Measure::Exhausted => f64::INFINITY,
+    }
+}
+
 /// Within which time half of these ended, if they are enough.
 fn half(count: &Count, enough: u64) -> Option<Within> {
     count.within(0.5).filter(|_| count.n >= enough)
 }
 
-fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
+fn judge(measure: Measure, hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
     let this_hour = now - time::Duration::hours(1);
     let mut usual: Vec<f64> = hours
         .range(..this_hour)
         .filter_map(|(_, count)| Some(half(count, ENOUGH_OF_HOUR)?.drawn()))
         .collect();
-    if usual.len() < USUAL {
-        return None;
-    }
     usual.sort_by(f64::total_cmp);
-    let before = usual[(usual.len() - 1) / 2];
+    let middle = usual.len().saturating_sub(1) / 2;
+    let before = usual.get(middle).copied().filter(|_| usual.len() >= USUAL);
     // Certainly slow: the least that it may be is so many times the most that it may have been.
-    let is_slow = |half: Within| half.over >= LEAST && half.over >= TIMES * before;
+    let least = before.map_or(bound(measure), |before| LEAST.max(TIMES * before));
+    let is_slow = |half: Within| half.over >= least;
     let mut slow: Option<Slow> = None;
     let mut judged = Count::default();
     for (at, count) in minutes.iter().rev() {
@@ -183,6 +209,7 @@ mod tests {
 
     use super::*;
 
+    const CALL: Measure = Measure::Call;
     const NOW: OffsetDateTime = datetime!(2026-01-29 18:07:30 UTC);
 
     /// Twenty events of this many milliseconds.
@@ -210,9 +237,9 @@ mod tests {
     fn what_has_been_slow_since_noon_is_told_so() {
         let noon = datetime!(2026-01-29 12:00 UTC);
         let (hours, minutes) = day(|at| if at < noon { 80 } else { 5_000 });
-        let slow = judge(&hours, &minutes, NOW).unwrap();
+        let slow = judge(CALL, &hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, noon);
-        assert_eq!((slow.before, slow.half), (0.082, 4.7));
+        assert_eq!((slow.before, slow.half), (Some(0.082), 4.7));
         assert_eq!((slow.newest, slow.hours), (20, 23));
     }
 
@@ -220,7 +247,7 @@ mod tests {
     fn what_is_slow_since_some_minutes_is_found_and_what_was_slow_is_not() {
         let fault = datetime!(2026-01-29 17:40 UTC);
         let (hours, minutes) = day(|at| if at < fault { 80 } else { 5_000 });
-        assert_eq!(judge(&hours, &minutes, NOW).unwrap().since, fault);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW).unwrap().since, fault);
         let mended = datetime!(2026-01-29 17:55 UTC);
         let (hours, minutes) = day(|at| {
             if (fault..mended).contains(&at) {
@@ -229,7 +256,7 @@ mod tests {
                 80
             }
         });
-        assert_eq!(judge(&hours, &minutes, NOW), None);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW), None);
     }
 
     /// A minute ago it became slow, or fast again. Nobody waits for five minutes to hear of it.
@@ -237,11 +264,11 @@ mod tests {
     fn the_newest_events_decide_however_many_were_before() {
         let newest = datetime!(2026-01-29 18:07 UTC);
         let (hours, minutes) = day(|at| if at < newest { 80 } else { 8_000 });
-        let slow = judge(&hours, &minutes, NOW).unwrap();
+        let slow = judge(CALL, &hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, newest);
-        assert_eq!((slow.before, slow.half), (0.082, 6.8));
+        assert_eq!((slow.before, slow.half), (Some(0.082), 6.8));
         let (hours, minutes) = day(|at| if at < newest { 8_000 } else { 80 });
-        assert_eq!(judge(&hours, &minutes, NOW), None);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW), None);
     }
 
     /// A process has just begun, and its first calls are slow.
@@ -256,6 +283,7 @@ mod tests {
                 count.note(Some(Duration::from_secs(8)), false);
             }
             judge(
+                CALL,
                 &hours,
                 &minutes.keys().map(|at| (*at, count.clone())).collect(),
                 NOW,
@@ -279,24 +307,57 @@ mod tests {
         };
         let fault = datetime!(2026-01-29 18:03 UTC);
         let (hours, minutes) = few(day(|at| if at < fault { 80 } else { 8_000 }));
-        assert_eq!(judge(&hours, &minutes, NOW).unwrap().since, fault);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW).unwrap().since, fault);
         let (hours, minutes) = few(day(|at| if at < NOW { 8_000 } else { 80 }));
-        let since = judge(&hours, &minutes, NOW);
+        let since = judge(CALL, &hours, &minutes, NOW);
         assert!(since.is_none(), "it was always slow: {since:?}");
         let (hours, mut minutes) = few(day(|at| if at < fault { 80 } else { 8_000 }));
         minutes.retain(|at, _| *at < NOW - NEWLY);
-        assert_eq!(judge(&hours, &minutes, NOW), None, "nothing is newer");
+        assert_eq!(judge(CALL, &hours, &minutes, NOW), None, "nothing is newer");
+    }
+
+    /// Nothing is known of the day before, so that is not told as what is usual.
+    #[test]
+    fn a_young_system_is_judged_by_what_is_slow_anywhere() {
+        let young = |milliseconds: u64, since: OffsetDateTime| {
+            let (hours, minutes) = day(|_| milliseconds);
+            let hours = hours.into_iter().filter(|(at, _)| *at >= since).collect();
+            let minutes = minutes.into_iter().filter(|(at, _)| *at >= since);
+            (hours, minutes.collect::<Times>())
+        };
+        let begun = datetime!(2026-01-29 18:00 UTC);
+        let (hours, minutes) = young(8_000, begun);
+        let slow = judge(CALL, &hours, &minutes, NOW).unwrap();
+        assert_eq!((slow.before, slow.half, slow.since), (None, 6.8, begun));
+        assert_eq!((slow.newest, slow.hours), (20, 0));
+        let none = judge(Measure::Delivered, &hours, &minutes, NOW);
+        assert_eq!(none, None, "a delivery may take so long");
+        let (hours, minutes) = young(5_000, begun);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW), None);
+        // Two hours are not enough to say what is usual.
+        let begun = datetime!(2026-01-29 16:00 UTC);
+        let (hours, minutes) = young(8_000, begun);
+        let slow = judge(CALL, &hours, &minutes, NOW).unwrap();
+        assert_eq!((slow.before, slow.hours, slow.since), (None, 2, begun));
     }
 
     #[test]
     fn what_is_always_slow_or_happens_seldom_is_not_found() {
         let (hours, minutes) = day(|_| 5_000);
-        assert_eq!(judge(&hours, &minutes, NOW), None);
+        assert_eq!(judge(CALL, &hours, &minutes, NOW), None);
         let (_, minutes) = day(|_| 5_000);
         let (hours, _) = day(|_| 80);
         let few = hours.into_iter().rev().take(2).collect();
-        assert_eq!(judge(&few, &minutes, NOW), None, "no usual time is known");
+        assert_eq!(
+            judge(CALL, &few, &minutes, NOW),
+            None,
+            "no usual time is known"
+        );
         let (hours, minutes) = day(|at| if at < NOW - NEWLY { 80 } else { 240 });
-        assert_eq!(judge(&hours, &minutes, NOW), None, "240 ms is not slow");
+        assert_eq!(
+            judge(CALL, &hours, &minutes, NOW),
+            None,
+            "240 ms is not slow"
+        );
     }
 }

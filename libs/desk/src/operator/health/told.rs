@@ -18,7 +18,7 @@ use super::{
         AffectedEnvironment, Clock, FailureKind, Finding, FindingKind, LeadingCode, Severity,
     },
     phrases::{leads, named, still_used, times, wait, whose},
-    slow::took_of,
+    slow::{bound, took_of},
     stages::Stage,
     waiting::SANDBOX,
 };
@@ -106,11 +106,15 @@ fn of_seconds(seconds: u64) -> String {
     u32::try_from(seconds).map_or_else(|_| "136 years".to_owned(), |seconds| lasted(seconds.into()))
 }
 
-/// Where those ran that died.
+/// Where those ran that do not answer: they may have died, or hang.
 fn ran_on(hosts: &[String]) -> String {
     match hosts {
         [] => String::new(),
-        hosts => format!(" ({} died)", named(hosts)),
+        hosts => format!(
+            " ({} {} not answer)",
+            named(hosts),
+            noun(hosts.len(), "does", "do")
+        ),
     }
 }
 
@@ -303,15 +307,23 @@ impl FindingKind {
                 hours,
                 ..
             } => {
-                // Above a minute the limits are far apart, and `half` is the lower one.
-                let more = if *half < 60.0 { "" } else { " or more" };
-                format!(
-                    "{}: usually {}{more} (the newest {newest}), before that {} ({})",
+                // Both are limits: the lower one of now, and the upper one of before.
+                let now = format!(
+                    "{}: usually more than {} (the newest {newest})",
                     took_of(*measure, subject),
                     figures::told(*half),
-                    figures::told(*before),
-                    counted(*hours, "hour", "hours")
-                )
+                );
+                match before {
+                    Some(before) => format!(
+                        "{now}, before that up to {} ({})",
+                        figures::told(*before),
+                        counted(*hours, "hour", "hours")
+                    ),
+                    None => format!(
+                        "{now}; no usual time is known yet, and more than {} is slow",
+                        figures::told(bound(*measure))
+                    ),
+                }
             }
             Self::Parked {
                 provider,
@@ -544,6 +556,7 @@ impl FindingKind {
                 AffectedEnvironment::Live => "Customers of partners wait for their eSIMs.",
                 AffectedEnvironment::Sandbox => "Sandbox partners wait for their webhooks.",
             },
+            Self::Slow { before: None, .. } => "Partners and their customers wait for long.",
             Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
             Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
             Self::GiveBacksParked { .. } => "Partners wait for the answer to their give-backs.",
@@ -561,14 +574,14 @@ impl FindingKind {
                     "The partners whose orders are refused. Nothing is bought for these."
                 }
                 FailureKind::Limited => {
-                    "The partner, which has to send these orders again, more slowly."
+                    "Whoever sent these orders has to send them again, more slowly."
                 }
             },
             Self::NoAddress { .. } | Self::Exhausted { .. } => {
-                "The partner does not know of these eSIMs, unless it asks."
+                "Partners do not know of these eSIMs, unless they ask."
             }
             Self::Paused { .. } | Self::Blocked { .. } => {
-                "This partner gets no webhooks there. No retry is used up."
+                "No webhook is sent there. No retry is used up."
             }
             Self::BreakerOpen { .. } => "Orders for it wait or are refused. Nothing is lost.",
             Self::LanesHeldBack { .. } => "Orders of these products wait.",
@@ -627,7 +640,7 @@ impl FindingKind {
             Self::ClockOff { .. } => down::CLOCK_REMEDY,
             Self::Wraparound { .. } => "find what holds vacuum back",
             Self::ProcessesMissing { .. } => {
-                "see why it died, and start it again; after an hour it is no longer missed"
+                "ask it why it is not ready; if nothing answers it is dead or hangs: end it, start it again, and read its log; after an hour it is no longer missed"
             }
             Self::Unserved { .. } => {
                 "add it to PROVIDERS of ingress and provisioner, or disable the products that name it"
@@ -645,18 +658,18 @@ impl FindingKind {
                 part_is_slow,
                 ..
             } => match (measure, part_is_slow) {
-                (Measure::Call, _) => "ask the provider why its calls take longer",
+                (Measure::Call, _) => "ask the provider why its calls take so long",
                 (Measure::Bought, true) => {
-                    "its calls are slow, too: ask the provider why they take longer"
+                    "its calls are slow, too: ask the provider why they take so long"
                 }
                 (Measure::Bought, false) => {
-                    "its calls are as fast as before, so orders wait here, or calls fail and are repeated: the figures of the last minutes say which; where many wait, raise PROVIDER_CONCURRENCY, PROVIDER_RATE or the number of provisioners"
+                    "its calls are not slow, so orders wait here, or calls fail and are repeated: the figures of the last minutes say which; where many wait, raise PROVIDER_CONCURRENCY, PROVIDER_RATE or the number of provisioners"
                 }
                 (Measure::Delivered, true) => {
                     "the endpoints are slow, too: the figures of the last minutes name them"
                 }
                 (Measure::Delivered, false) => {
-                    "the endpoints are as fast as before: see whether purchases are slow, and how many webhooks wait for notifiers"
+                    "the endpoints are not slow: see whether purchases are slow, and how many webhooks wait for notifiers"
                 }
                 (Measure::Answered, _) => {
                     "see whether purchases are slow, too; otherwise look at PostgreSQL, its disk and its standby"
