@@ -265,7 +265,11 @@ fn parked(code: ReasonCode) -> Standing {
     }
 }
 
-fn hold(endpoint: EndpointState) -> Option<Hold> {
+/// What holds the webhooks to an endpoint up, if anything does.
+pub fn hold(endpoint: EndpointState, silent: SilentStages) -> Option<Hold> {
+    if silent.notifier {
+        return Some(Hold::Service);
+    }
     match endpoint {
         EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified => None,
         EndpointState::Blocked | EndpointState::Probing => Some(Hold::Blocked),
@@ -285,7 +289,9 @@ pub fn of_webhook(webhook: &WebhookFacts, silent: SilentStages) -> Standing {
         DeliveryState::Pending if silent.notifier => Standing::Held(Hold::Service),
         DeliveryState::Pending if webhook.was_delivered => Standing::SentAgain,
         DeliveryState::Pending if webhook.attempts > 0 => Standing::Failing,
-        DeliveryState::Pending => hold(webhook.endpoint).map_or(Standing::Sending, Standing::Held),
+        DeliveryState::Pending => {
+            hold(webhook.endpoint, silent).map_or(Standing::Sending, Standing::Held)
+        }
     }
 }
 
@@ -452,7 +458,7 @@ impl Standing {
             Self::Failing => "ready, not delivered yet",
             Self::Exhausted | Self::Gone => "ready, not delivered",
             Self::NoUrl => "ready, no URL",
-            Self::Waiting => "pending",
+            Self::Waiting => "under way",
             Self::Stopped(_) => "waits for the provider",
             Self::Stalled => "waits to be bought",
             Self::ProfilesLate => "bought, profile late",

@@ -51,6 +51,11 @@ impl fmt::Display for TimeElement {
 }
 
 impl TimeElement {
+    /// What stands where a time would, if it depends on something else.
+    pub(crate) fn words(words: &'static str) -> Self {
+        Self(words.to_owned())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -180,6 +185,11 @@ impl Times {
     pub(crate) fn axis(&self, at: OffsetDateTime, with_day: bool) -> String {
         let form = if with_day { "%-d %b %H:%M" } else { "%H:%M" };
         self.local(at).strftime(form).to_string()
+    }
+
+    /// What a field of a form has for this time, which [`Times::parse`] reads.
+    pub(crate) fn field(&self, at: OffsetDateTime) -> String {
+        self.local(at).strftime("%Y-%m-%dT%H:%M:%S").to_string()
     }
 
     /// The time that a field of a form has, read in the reader's zone. The first of two times

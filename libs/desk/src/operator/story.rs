@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use domain::{
-    Command, HistoryKind, Reason, Stored, StoredReason, esim_change::EsimChangeKind,
-    standing::UnitState,
+    Command, HistoryKind, Reason, Stored, StoredReason,
+    esim_change::EsimChangeKind,
+    standing::{DeliveryState, UnitState},
 };
 use pg::{Result, actions::changed_nothing};
 use sqlx::PgConnection;
@@ -21,7 +22,7 @@ use super::{
 
 mod sentence;
 mod what;
-pub use sentence::{reason, sentence, why_failed};
+pub use sentence::{reason, sentence, why_failed, why_held};
 pub use what::{EsimChangeStep, MomentKind, StoryMoment, is_off_the_path, told};
 
 /// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
@@ -93,7 +94,7 @@ pub async fn timeline(
             placement_id: Some(placement_id),
             topup_id: None,
         };
-        add(placement.due_at, due);
+        add(placement.due_at.filter(|_| awaits(order, placement)), due);
         let Some(one) = stored.iter().find(|one| one.placement_id == placement_id) else {
             continue;
         };
@@ -147,7 +148,9 @@ fn of_unit(topup: &TopupView) -> impl Iterator<Item = StoryMoment> {
         placement_id: None,
         topup_id: Some(topup_id.clone()),
     };
-    let all = [(topup.ready_at, ready), (topup.delivery_due_at, due)];
+    let is_pending = topup.delivery.known() == Some(DeliveryState::Pending);
+    let due_at = topup.delivery_due_at.filter(|_| is_pending);
+    let all = [(topup.ready_at, ready), (due_at, due)];
     let stored = all.into_iter();
     let moments = stored.filter_map(|(at, what)| Some(StoryMoment { at: at?, what }));
     moments.chain(given_back)
@@ -315,6 +318,17 @@ fn stays<'a>(
     stays
 }
 
+/// Whether a unit of a placement is still to come. Otherwise its work has ended, although its row
+/// may be listed for some seconds more.
+pub fn awaits(order: &OrderView, placement: &PlacementView) -> bool {
+    let mut units = order.topups.iter();
+    units.any(|unit| {
+        unit.placement_id == placement.placement_id
+            && unit.ready_at.is_none()
+            && unit.state != UnitState::Failed
+    }) && !order.refused
+}
+
 /// When the last unit of a placement became ready or failed, or its order was refused or cancelled;
 /// none while a unit is awaited.
 fn ended(
@@ -322,11 +336,10 @@ fn ended(
     placement: &PlacementView,
     moments: &[StoryMoment],
 ) -> Option<OffsetDateTime> {
-    let mine = |unit: &&TopupView| unit.placement_id == placement.placement_id;
-    let mut units = order.topups.iter().filter(mine);
-    if units.any(|unit| unit.ready_at.is_none() && unit.state != UnitState::Failed) {
+    if awaits(order, placement) {
         return None;
     }
+    let mine = |unit: &&TopupView| unit.placement_id == placement.placement_id;
     let ready = order.topups.iter().filter(mine);
     let failed = moments.iter().filter(|one| match &one.what {
         MomentKind::Failed { placement_id, .. } => *placement_id == placement.placement_id,

@@ -7,7 +7,7 @@ use desk::operator::{
     health::{self, FindingKind},
     orders,
     placements::{self, Decision},
-    story::{self, EsimChangeStep, MomentKind},
+    story::{self, EsimChangeStep, MomentKind, StoryMoment},
 };
 use domain::{
     PartnerId, TopupId,
@@ -60,6 +60,17 @@ async fn exhausted(bench: &Bench) {
         .await;
 }
 
+/// The row of work ends some seconds after what it was for.
+async fn collects_soon(bench: &Bench) {
+    bench
+        .sql(
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT placement_id, 'collect', p.provider, p.lane, p.partner_id, now() + interval '13 seconds'
+             FROM placements p",
+        )
+        .await;
+}
+
 /// The moment of a give-back that is refused so.
 fn kept(topup: &TopupId) -> MomentKind {
     MomentKind::EsimChanged {
@@ -105,9 +116,15 @@ async fn an_order_tells_its_story() {
         )])
         .await;
     exhausted(&bench).await;
+    collects_soon(&bench).await;
     let (told, timeline) = sentence().await;
+    let is_due = |moment: &StoryMoment| matches!(moment.what, MomentKind::Due { .. });
     assert!(
-        told.contains("both eSIMs are ready, but the webhook was not acknowledged"),
+        !timeline.iter().any(is_due),
+        "nothing is to come: {timeline:?}"
+    );
+    assert!(
+        told.contains("both eSIMs are ready, but their webhooks were not acknowledged"),
         "{told}"
     );
     assert!(told.contains("last responded 503"), "{told}");

@@ -14,8 +14,9 @@ use desk::operator::{
     words::noun,
 };
 use domain::{
-    Agreed, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
-    standing::DeliveryState,
+    Agreed, OrderId, PlacementId, PlacementState, WebhookId,
+    placement::Resolution,
+    standing::{self, DeliveryState, Standing},
 };
 use pg::{PgConnection, actions::Mode};
 use store::deliveries::{
@@ -36,7 +37,7 @@ use crate::{
     },
     pictures::OrderStep,
     problem::Problem,
-    times::TimeElement,
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -84,7 +85,7 @@ struct Trace {
 struct StepRow {
     class: &'static str,
     at: TimeElement,
-    /// The time since the step before.
+    /// The time since the order was received, as in the bar of its way.
     age: String,
     text: String,
     took: String,
@@ -104,6 +105,8 @@ struct PlacementRow {
     /// The providers that have rejected it, and those that may follow or may have it.
     route: Option<String>,
     parked: bool,
+    /// When a provisioner looks at it next; empty if nothing of it is to come.
+    next: TimeElement,
     /// What its form offers. Nothing is delivered for an order that was answered with 422, and what
     /// has an eSIM already would be bought twice.
     may_be_bought: bool,
@@ -184,7 +187,7 @@ pub(super) struct SentRow {
     pub(super) answer: String,
     /// Empty if it is not delivered.
     pub(super) delivered: TimeElement,
-    /// Empty if nothing is due.
+    /// When it is tried next, or what has to happen before; empty if it is not tried any more.
     pub(super) due: TimeElement,
 }
 
@@ -201,6 +204,12 @@ fn sent(
         let its = endpoints.iter().find(|endpoint| endpoint.endpoint_id == id);
         let status = one.status.map(|status| format!("status {status}"));
         let answer = one.error.map(str::to_owned).or(status);
+        let waits = matches!(
+            one.standing,
+            Standing::SentAgain | Standing::Sending | Standing::Held(_) | Standing::Failing
+        );
+        let state = its.and_then(|endpoint| endpoint.state.known());
+        let hold = state.and_then(|state| standing::hold(state, order.silent()));
         SentRow {
             path: one.delivery_id.map(|id| format!("/webhooks/{id}")),
             host: its.map_or_else(|| "a removed endpoint".to_owned(), ListedEndpoint::host),
@@ -212,7 +221,11 @@ fn sent(
                 .delivered_at
                 .map(|at| times.clock(at))
                 .unwrap_or_default(),
-            due: one.due_at.map(|at| times.ago(at)).unwrap_or_default(),
+            due: if waits {
+                track::next_try(hold, one.endpoint_until, one.due_at, times)
+            } else {
+                TimeElement::default()
+            },
         }
     });
     rows.collect()
@@ -237,17 +250,13 @@ pub(crate) async fn show(
     let order = found.order;
     let accepted = order.created_at;
     let steps = found.steps;
-    let rows = steps.iter().take(STEPS).scan(accepted, |before, step| {
-        let age = format!("+{}", took(step.at - *before));
-        *before = step.at;
-        Some(StepRow {
-            class: step.went.class(),
-            at: times.clock(step.at),
-            age,
-            text: step.text.clone(),
-            took: step.took.map_or_else(String::new, took),
-            changed_nothing: step.changed_nothing,
-        })
+    let rows = steps.iter().take(STEPS).map(|step| StepRow {
+        class: step.went.class(),
+        at: times.clock(step.at),
+        age: format!("+{}", took(step.at - accepted)),
+        text: step.text.clone(),
+        took: step.took.map_or_else(String::new, took),
+        changed_nothing: step.changed_nothing,
     });
     let session = &visit.session;
     let shell = Shell::new(&app, session, "", order.external_order_id.clone());
@@ -275,7 +284,7 @@ pub(crate) async fn show(
         placements: order
             .placements
             .iter()
-            .map(|one| placement_row(&order, one))
+            .map(|one| placement_row(&order, one, times))
             .collect(),
         may_resolve: session.may(OperatorRole::Operator),
         units: order
@@ -317,7 +326,7 @@ fn trace(app: &App, order: &OrderView) -> Option<Trace> {
     })
 }
 
-fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
+fn placement_row(order: &OrderView, placement: &PlacementView, times: &Times) -> PlacementRow {
     let mut units = order.topups.iter();
     let has_units = units.any(|unit| unit.placement_id == placement.placement_id && unit.has_unit);
     PlacementRow {
@@ -340,7 +349,19 @@ fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
         route: route::route(placement),
         others: others(placement),
         parked: placement.state == PlacementState::Parked,
+        next: next_step(order, placement, times),
         seen: placements::parking(placement.attempt, &placement.reason),
+    }
+}
+
+/// When a purchase goes on: its next try, a look whether it was bought, or getting its eSIMs.
+fn next_step(order: &OrderView, placement: &PlacementView, times: &Times) -> TimeElement {
+    let due = placement.due_at.filter(|_| story::awaits(order, placement));
+    match due {
+        None => TimeElement::default(),
+        Some(_) if order.silent().provisioner => TimeElement::words("once a provisioner works"),
+        Some(due) if due > times.now => times.ago(due),
+        Some(_) => TimeElement::words("due now"),
     }
 }
 
@@ -557,7 +578,7 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
         sentence: story::sentence(&order, runtime::clock::now()),
         steps: timeline
             .into_iter()
-            .map(|moment| step(moment, &order))
+            .filter_map(|moment| step(moment, &order))
             .collect(),
         endpoints,
         order,

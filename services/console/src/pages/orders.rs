@@ -345,11 +345,18 @@ pub(crate) async fn failed_csv(
     ];
     let rows = units.iter().filter_map(|unit| {
         let order = orders.get(&unit.order_id)?;
+        // Of a refused order all have one reason, as in the list of orders and in its sentence.
+        let why = if order.state == OrderState::Refused {
+            let codes = found.contents(order).map(|one| one.codes.as_slice());
+            reason(order, codes.unwrap_or_default())
+        } else {
+            why_failed(unit.code.into_iter())
+        };
         Some([
             lists::instant(unit.failed_at.unwrap_or(order.created_at)),
             unit.topup_id.clone(),
             unit.option.clone(),
-            why_failed(unit.code.into_iter()).to_owned(),
+            why.to_owned(),
             order.external_order_id.clone(),
             order.order_id.to_string(),
             lists::instant(order.created_at),

@@ -5,11 +5,11 @@ use desk::operator::{
     orders::OrderView,
     story::{self, EsimChangeStep, MomentKind, StoryMoment},
 };
-use domain::{HistoryKind, standing::EndpointState};
+use domain::HistoryKind;
 use time::Duration;
 
 use crate::{
-    pages::{acts, endpoints::endpoint_words},
+    pages::acts,
     pictures::{OrderStep, StepResult},
 };
 
@@ -26,8 +26,8 @@ pub(super) fn unit(order: &OrderView, topup_id: &str) -> String {
     }
 }
 
-/// A moment of an order as a step.
-pub(super) fn step(moment: StoryMoment, order: &OrderView) -> OrderStep {
+/// A moment of an order as a step; `None` if it has not happened yet.
+pub(super) fn step(moment: StoryMoment, order: &OrderView) -> Option<OrderStep> {
     let mut lasted = None;
     if let MomentKind::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
@@ -39,20 +39,19 @@ pub(super) fn step(moment: StoryMoment, order: &OrderView) -> OrderStep {
             ..
         }
     );
-    let (went, text) = told(moment.what, order);
-    OrderStep {
+    let (went, text) = told(moment.what, order)?;
+    Some(OrderStep {
         at: moment.at,
         took: lasted,
         went,
         text,
         changed_nothing,
-    }
+    })
 }
 
-fn told(what: MomentKind, order: &OrderView) -> Told {
-    let endpoint = &order.endpoint;
+fn told(what: MomentKind, order: &OrderView) -> Option<Told> {
     let neutral = |text: &str| (StepResult::Neutral, text.to_owned());
-    match what {
+    Some(match what {
         MomentKind::Accepted => (StepResult::Neutral, "received".to_owned()),
         MomentKind::Refused => neutral("refused with a 422; nothing was bought"),
         MomentKind::Cancelled => neutral("cancelled by the partner; nothing was bought"),
@@ -111,25 +110,8 @@ fn told(what: MomentKind, order: &OrderView) -> Told {
             let text = format!("webhook {kind}{of}{to}, try {attempt}: {response}");
             (went, text)
         }
-        MomentKind::Due {
-            topup_id: Some(topup),
-            ..
-        } => {
-            let topup = unit(order, &topup);
-            let text = if *endpoint == EndpointState::Open {
-                format!("next try of the webhook of {topup}")
-            } else {
-                let state = match endpoint.known() {
-                    Some(EndpointState::Probing) => "blocked, and its next test is due".into(),
-                    _ => endpoint.told(endpoint_words),
-                };
-                format!("the webhook of {topup} waits, because its endpoint is {state}")
-            };
-            (StepResult::Neutral, text)
-        }
-        MomentKind::Due { topup_id: None, .. } => neutral(
-            "the purchase goes on: the next try, a look whether it was bought, or getting its eSIMs",
-        ),
+        // What is to come stands beside the purchase and the webhook.
+        MomentKind::Due { .. } => return None,
         MomentKind::Acted {
             operator,
             via,
@@ -148,7 +130,7 @@ fn told(what: MomentKind, order: &OrderView) -> Told {
             (StepResult::Neutral, text)
         }
         purchase => of_purchase(&purchase),
-    }
+    })
 }
 
 /// The steps of a purchase, and what its provider or an endpoint suffered meanwhile.

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use desk::operator::orders::{OrderView, TopupView};
 use domain::{
     PlacementState,
-    standing::{DeliveryState, EndpointState, NextActor, Standing, UnitState},
+    standing::{DeliveryState, EndpointState, Hold, NextActor, Standing, UnitState},
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::format::{self, number, took};
+use crate::{
+    format::{self, number, took},
+    times::{TimeElement, Times},
+};
 
 /// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
 const AT_ONCE: Duration = Duration::seconds(30);
@@ -137,6 +140,40 @@ pub(super) fn track(order: &OrderView) -> Vec<Mark> {
     ]
 }
 
+/// When a webhook that waits is tried next, if its time is known: its own, or that of the test of
+/// its blocked endpoint, which is at `until`.
+pub(super) fn next_at(
+    hold: Option<Hold>,
+    until: Option<OffsetDateTime>,
+    due: Option<OffsetDateTime>,
+) -> Option<OffsetDateTime> {
+    match hold {
+        Some(Hold::Service | Hold::Paused | Hold::PausedByPartner) => None,
+        Some(Hold::Blocked) => until,
+        None => due,
+    }
+}
+
+/// The same in words, with what has to happen before. Nothing that waits was tried "next" in the
+/// past.
+pub(super) fn next_try(
+    hold: Option<Hold>,
+    until: Option<OffsetDateTime>,
+    due: Option<OffsetDateTime>,
+    times: &Times,
+) -> TimeElement {
+    match hold {
+        Some(Hold::Service) => TimeElement::words("once a notifier works"),
+        Some(Hold::Paused | Hold::PausedByPartner) => {
+            TimeElement::words("once its endpoint is resumed")
+        }
+        Some(Hold::Blocked) | None => {
+            let at = next_at(hold, until, due).filter(|at| *at > times.now);
+            at.map_or_else(|| TimeElement::words("due now"), |at| times.ago(at))
+        }
+    }
+}
+
 /// Why a webhook that waits cannot be sent at once; `None` if it can.
 pub(super) fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<String> {
     if unit.delivery.known() != Some(DeliveryState::Pending) {
@@ -161,5 +198,37 @@ pub(super) fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> 
         }
         EndpointState::Open | EndpointState::Unverified => return None,
     };
+    // Whatever else keeps it, nothing is sent before that ends.
+    let why = if order.silent().notifier {
+        "It waits for our notifier, which does not work, and is sent by itself once one runs again."
+    } else {
+        why
+    };
     Some(why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A test of a blocked endpoint is due later than the webhook that waits for it.
+    #[test]
+    fn the_next_try_of_a_webhook_that_waits_is_never_in_the_past() {
+        let times = Times::default();
+        let ago = Some(times.now - Duration::seconds(38));
+        let soon = Some(times.now + Duration::minutes(2));
+        let next = |hold, until, due| next_try(hold, until, due, &times).to_string();
+        assert!(next(Some(Hold::Blocked), soon, ago).contains(">in 2 min<"));
+        assert_eq!(next(Some(Hold::Blocked), ago, ago), "due now");
+        assert_eq!(next(None, None, ago), "due now");
+        assert!(next(None, None, soon).contains(">in 2 min<"));
+        assert_eq!(
+            next(Some(Hold::Service), soon, soon),
+            "once a notifier works"
+        );
+        for hold in [Hold::Paused, Hold::PausedByPartner] {
+            assert_eq!(next(Some(hold), soon, ago), "once its endpoint is resumed");
+            assert_eq!(next_at(Some(hold), soon, ago), None);
+        }
+    }
 }

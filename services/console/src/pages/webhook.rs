@@ -5,8 +5,15 @@ use std::borrow::Cow;
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::deliveries::{self, AttemptView};
-use domain::{DeliveryId, standing::DeliveryState};
+use desk::operator::{
+    deliveries::{self, AttemptView},
+    health::stages::Stage,
+    story,
+};
+use domain::{
+    DeliveryId,
+    standing::{self, DeliveryState, SilentStages},
+};
 use pg::PgConnection;
 use store::deliveries::{View, endpoints};
 use time::{Duration, OffsetDateTime};
@@ -15,7 +22,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::{counted, took, utc},
-    pages::webhooks,
+    pages::{track, webhooks},
     problem::Problem,
     times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
@@ -51,7 +58,7 @@ struct Page {
 /// A try that has ended. An attempt is stored with how many had ended before it.
 struct Try {
     at: TimeElement,
-    /// The time since the one before.
+    /// The time since the first one.
     age: String,
     number: i32,
     answer: String,
@@ -69,7 +76,7 @@ fn answer(one: &AttemptView) -> String {
 
 /// What can be told to the partner: how often the webhook was tried, what its endpoint said last,
 /// and what comes next.
-fn sentence(view: &View, host: &str, tries: &[AttemptView]) -> String {
+fn sentence(view: &View, host: &str, tries: &[AttemptView], held: Option<String>) -> String {
     let esim = view.topup_id.as_deref();
     let esim = esim.map_or_else(String::new, |id| format!(" for eSIM {id}"));
     let order = view.external_order_id.as_deref();
@@ -86,21 +93,22 @@ fn sentence(view: &View, host: &str, tries: &[AttemptView]) -> String {
         ),
         _ => format!("{what} to {host} was not sent yet."),
     };
-    let next = match (view.state.known(), view.due_at) {
-        (Some(DeliveryState::Delivered), _) => "Your endpoint has taken it.".to_owned(),
-        (Some(DeliveryState::Exhausted), _) => {
+    let next = match (view.state.known(), view.due_at, held) {
+        (Some(DeliveryState::Delivered), _, _) => "Your endpoint has taken it.".to_owned(),
+        (Some(DeliveryState::Exhausted), _, _) => {
             "We have given it up. Once your endpoint works, it can be sent again.".to_owned()
         }
-        (Some(DeliveryState::NoEndpoint), _) => {
+        (Some(DeliveryState::NoEndpoint), _, _) => {
             "You have set no address for it; a new one gets it at once.".to_owned()
         }
-        (_, Some(due)) => format!("It is sent again at {} UTC or soon after.", utc(due)),
-        (_, None) => "It is sent soon.".to_owned(),
+        (_, _, Some(held)) => format!("It waits: {held}."),
+        (_, Some(due), None) => format!("It is sent again at {} UTC or soon after.", utc(due)),
+        (_, None, None) => "It is sent soon.".to_owned(),
     };
     format!("{said} {next}")
 }
 
-fn tried(one: AttemptView, before: OffsetDateTime, times: &Times) -> Try {
+fn tried(one: AttemptView, first: OffsetDateTime, times: &Times) -> Try {
     let is_well = one.class == "delivered";
     let answer = answer(&one);
     let detail = one
@@ -108,7 +116,7 @@ fn tried(one: AttemptView, before: OffsetDateTime, times: &Times) -> Try {
         .map_or_else(String::new, |detail| format!(": {detail}"));
     Try {
         at: times.clock(one.at),
-        age: format!("+{}", took(one.at - before)),
+        age: format!("+{}", took(one.at - first)),
         number: one.attempt + 1,
         answer: format!("{answer}{detail}"),
         took: took(Duration::milliseconds(one.duration_ms.into())),
@@ -143,14 +151,21 @@ pub(crate) async fn show(
         || "an endpoint that was removed".to_owned(),
         endpoints::ListedEndpoint::host,
     );
-    let sentence = sentence(&view, &host, &tries);
+    let (look, _) = app.figures().look(app.database()).await?;
+    let silent = SilentStages {
+        provisioner: false,
+        notifier: webhooks::is_dead(&look.report, Stage::Notifier),
+    };
+    let hold = its.and_then(|one| one.state.known());
+    let hold = hold.and_then(|state| standing::hold(state, silent));
+    let until = its.and_then(|one| one.blocked_until);
+    let mut stages = look.report.stages.iter();
+    let notifier = stages.find(|one| one.stage == Stage::Notifier);
+    let silent_since = notifier.and_then(|one| one.last);
+    let held = hold.map(|hold| story::why_held(hold, until, silent_since, times.now));
+    let sentence = sentence(&view, &host, &tries, held);
     let first = tries.first().map_or(view.created_at, |one| one.at);
-    let rows = tries.into_iter().scan(first, |before, one| {
-        let at = one.at;
-        let row = tried(one, *before, times);
-        *before = at;
-        Some(row)
-    });
+    let rows = tries.into_iter().map(|one| tried(one, first, times));
     page(&Page {
         shell: Shell::new(
             &app,
@@ -169,7 +184,11 @@ pub(crate) async fn show(
         sentence,
         order: order_of(&view),
         topup: view.topup_id,
-        due: view.due_at.map(|at| times.ago(at)).unwrap_or_default(),
+        due: if view.state == DeliveryState::Pending {
+            track::next_try(hold, until, view.due_at, times)
+        } else {
+            TimeElement::default()
+        },
         delivered: view
             .delivered_at
             .map(|at| times.clock(at))

@@ -12,13 +12,16 @@ use desk::operator::{
     looking::ListPatience,
     options,
 };
-use domain::{Stored, standing::DeliveryState};
+use domain::{
+    Stored,
+    standing::{self, DeliveryState, EndpointState, Hold, SilentStages},
+};
 use pg::PgConnection;
 use store::{
     deliveries::{View, resends::DeliveryFilter},
     providers,
 };
-use time::Duration;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
@@ -28,15 +31,16 @@ use crate::{
     pages::{
         endpoints::{FailingEndpoints, failing},
         lists::{self, FilterChoice, Frame, OfPartner, Tab, Window, or_empty},
+        track,
     },
     problem::Problem,
     times::{TimeElement, Times},
     view::{Shell, page},
 };
 
-const PATH: &str = "/webhooks";
+pub(crate) const PATH: &str = "/webhooks";
 /// All that did not get through, in whichever state that is, as it stands in the address.
-const UNTAKEN: &str = "untaken";
+pub(crate) const UNTAKEN: &str = "untaken";
 /// The states of the tabs: how they stand in the address, and their names.
 const STATES: [(&str, &str); 5] = [
     (UNTAKEN, "Not taken"),
@@ -198,7 +202,26 @@ async fn read(
     })
 }
 
-fn row(view: &View, found: &std::collections::HashMap<Uuid, String>, times: &Times) -> Row {
+/// What holds a webhook up, and when its blocked endpoint is tested next.
+fn held(view: &View, report: &HealthReport) -> (Option<Hold>, Option<OffsetDateTime>) {
+    let mut noted = report.endpoints.iter();
+    let its = noted.find(|one| one.endpoint_id == view.endpoint_id.uuid());
+    // An endpoint of which nothing is to be known is open.
+    let state = its.map_or(Some(EndpointState::Open), |one| one.state.known());
+    let silent = SilentStages {
+        provisioner: is_dead(report, Stage::Provisioner),
+        notifier: is_dead(report, Stage::Notifier),
+    };
+    let hold = state.and_then(|state| standing::hold(state, silent));
+    (hold, its.and_then(|one| one.blocked_until))
+}
+
+fn row(
+    view: &View,
+    found: &std::collections::HashMap<Uuid, String>,
+    report: &HealthReport,
+    times: &Times,
+) -> Row {
     let (state, class) = state(&view.state);
     let topup = view.topup_id.clone().unwrap_or_default();
     Row {
@@ -224,11 +247,12 @@ fn row(view: &View, found: &std::collections::HashMap<Uuid, String>, times: &Tim
             .attempted_at
             .map(|at| times.both(at))
             .unwrap_or_default(),
-        due: view
-            .due_at
-            .filter(|_| view.state == DeliveryState::Pending)
-            .map(|at| times.ago(at))
-            .unwrap_or_default(),
+        due: if view.state == DeliveryState::Pending {
+            let (hold, until) = held(view, report);
+            track::next_try(hold, until, view.due_at, times)
+        } else {
+            TimeElement::default()
+        },
         topup,
     }
 }
@@ -277,13 +301,13 @@ pub(crate) async fn show(
             if list.field("state") == UNTAKEN {
                 "first those given up, then those without an address, then those that failed so far, each"
             } else {
-                "by the time when they were ready"
+                "by the time when they were ready (the filter is about their last try)"
             },
             ("webhook", "webhooks"),
         ),
         rows: views
             .iter()
-            .map(|view| row(view, &found.names, times))
+            .map(|view| row(view, &found.names, &look.report, times))
             .collect(),
         providers: found.providers,
         products: found.products,
@@ -295,6 +319,7 @@ pub(crate) async fn show(
 /// and names nobody where we buy.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
+    let (look, _) = app.figures().look(app.database()).await?;
     let head = [
         "webhook",
         "esim",
@@ -312,6 +337,11 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         "due_utc",
         "delivered_utc",
     ];
+    let due = |view: &View| {
+        let (hold, until) = held(view, &look.report);
+        let waits = view.state == DeliveryState::Pending;
+        track::next_at(hold, until, view.due_at).filter(|_| waits)
+    };
     let row = |view: &View| {
         [
             view.kind.clone(),
@@ -327,7 +357,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
             or_empty(view.status),
             view.class.clone().unwrap_or_default(),
             or_empty(view.duration_ms),
-            lists::instant(view.due_at),
+            lists::instant(due(view)),
             lists::instant(view.delivered_at),
         ]
     };

@@ -2,11 +2,12 @@
 
 use accounts::refused::{self, RefusedKind, RefusedRequest};
 use console::access::OperatorRole;
+use pg::PgConnection;
 use runtime::clock;
 use testkit::wait;
 use uuid::Uuid;
 
-use crate::support::{Bench, text};
+use crate::support::{Bench, Browser, text};
 
 #[tokio::test]
 async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() {
@@ -100,6 +101,47 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     bench.stop().await;
 }
 
+/// Without a notifier that lives nothing is being sent, and nothing on the pages says so. Returns
+/// the path of the webhook.
+async fn waits_for_the_notifier(
+    connection: &mut PgConnection,
+    browser: &mut Browser,
+    order: &str,
+) -> String {
+    sqlx::query("UPDATE work SET at = now() - interval '38 seconds'")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    let delivery: Uuid = sqlx::query_scalar("SELECT delivery_id FROM deliveries LIMIT 1")
+        .fetch_one(&mut *connection)
+        .await
+        .unwrap();
+    let webhook = format!("/webhooks/{delivery}");
+    let page = text(browser, order).await;
+    assert!(
+        page.contains("our service that sends webhooks does not work"),
+        "{page}"
+    );
+    assert!(
+        page.contains("It waits for our notifier, which does not work"),
+        "{page}"
+    );
+    let next = "data-label=\"Next try\">once a notifier works<";
+    assert!(
+        page.contains(next) && !page.contains("It is being sent"),
+        "{page}"
+    );
+    let page = text(browser, "/webhooks").await;
+    assert!(page.contains(next), "{page}");
+    let page = text(browser, &webhook).await;
+    assert!(
+        page.contains("It waits: our service that sends webhooks does not work"),
+        "{page}"
+    );
+    assert!(page.contains("next try once a notifier works"), "{page}");
+    webhook
+}
+
 #[tokio::test]
 async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refused() {
     let bench = Bench::start().await;
@@ -138,7 +180,8 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     }
     let page = text(&mut support, &order).await;
     assert!(page.contains("Send its webhook again"), "{page}");
-    // Without a notifier that lives, the sentence says that our own service does not work.
+    let webhook = waits_for_the_notifier(&mut connection, &mut support, &order).await;
+    // With one that lives, the state of the endpoint counts.
     sqlx::query(
         "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
          VALUES (gen_random_uuid(), 'notifier', 1, 1, false, now() + interval '1 minute')",
@@ -157,6 +200,23 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
         "{page}"
     );
     assert!(page.contains("it only gets an occasional test"), "{page}");
+    // What waits for the test of its endpoint is not tried in the past.
+    let in_two = |page: &str| {
+        let (_, next) = page.rsplit_once("data-label=\"Next try\">").unwrap();
+        next.split("</td>").next().unwrap().contains(">in 2 min<")
+    };
+    assert!(in_two(&page) && !page.contains("38 s ago"), "{page}");
+    wait::soon("the list of webhooks", async || {
+        let page = text(&mut support, "/webhooks?state=pending").await;
+        Ok(in_two(&page).then_some(()))
+    })
+    .await;
+    let page = text(&mut support, &webhook).await;
+    assert!(
+        page.contains("It waits: your endpoint failed many times in a row"),
+        "{page}"
+    );
+    assert!(!page.contains("It is sent again at"), "{page}");
     // The overview does not say that nothing waits.
     let waits = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
                  SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries LIMIT 1

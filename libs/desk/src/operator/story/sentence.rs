@@ -34,6 +34,17 @@ fn since(at: Option<OffsetDateTime>) -> String {
 
 /// What holds the webhooks to an endpoint up.
 fn held(hold: Hold, sent: &UnitWebhook<'_>, order: &OrderView, now: OffsetDateTime) -> String {
+    let silent_since = order.silent_since(Stage::Notifier);
+    why_held(hold, sent.endpoint_until, silent_since, now)
+}
+
+/// What holds webhooks up, for their partner. A blocked endpoint is tested next at `until`.
+pub fn why_held(
+    hold: Hold,
+    until: Option<OffsetDateTime>,
+    silent_since: Option<OffsetDateTime>,
+    now: OffsetDateTime,
+) -> String {
     match hold {
         Hold::Paused => {
             "your endpoint is paused by us, and nothing is sent until we resume it".into()
@@ -42,7 +53,7 @@ fn held(hold: Hold, sent: &UnitWebhook<'_>, order: &OrderView, now: OffsetDateTi
             "you have paused your endpoint, and nothing is sent until you resume it".into()
         }
         Hold::Blocked => {
-            let test = match sent.endpoint_until.filter(|until| *until > now) {
+            let test = match until.filter(|until| *until > now) {
                 Some(until) => format!("at {} or soon after", minute(until)),
                 None => "due now".to_owned(),
             };
@@ -53,7 +64,7 @@ fn held(hold: Hold, sent: &UnitWebhook<'_>, order: &OrderView, now: OffsetDateTi
         }
         Hold::Service => format!(
             "our service that sends webhooks does not work{}; we are mending it, and then everything is sent",
-            since(order.silent_since(Stage::Notifier))
+            since(silent_since)
         ),
     }
 }
@@ -211,6 +222,8 @@ fn told(
     let is = if units.len() == 1 { "is" } else { "are" };
     let was = if units.len() == 1 { "was" } else { "were" };
     let esims = if units.len() == 1 { "eSIM" } else { "eSIMs" };
+    let one = |one, several| if units.len() == 1 { one } else { several };
+    let webhooks = one("the webhook", "their webhooks");
     let sent: Vec<UnitWebhook<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
     // That which tells most: one with a response, and of them the one that is due first.
     let first = sent.iter().min_by_key(|one| {
@@ -249,30 +262,32 @@ fn told(
                 ) => format!(" ({next})"),
             };
             format!(
-                "{is} ready and {was} delivered to your endpoint before, and the webhook is being sent again{held}"
+                "{is} ready and {was} delivered to your endpoint before, and {webhooks} {is} being sent again{held}"
             )
         }
         Standing::NotSentAgain => format!(
-            "{is} ready and {was} delivered to your endpoint before; sending the webhook again failed ({response})"
+            "{is} ready and {was} delivered to your endpoint before; sending {webhooks} again failed ({response})"
         ),
         Standing::Held(hold) => {
             let why = first.map_or_else(String::new, |one| held(hold, one, order, now));
-            format!("{is} ready, and the webhook waits: {why}")
+            let wait = one("waits", "wait");
+            format!("{is} ready, and {webhooks} {wait}: {why}")
         }
-        Standing::Sending => format!("{is} ready, and the webhook is being sent"),
+        Standing::Sending => format!("{is} ready, and {webhooks} {is} being sent"),
         Standing::Failing => {
-            format!("{is} ready, but the webhook has not arrived yet ({response}; {next})")
+            let have = one("has", "have");
+            format!("{is} ready, but {webhooks} {have} not arrived yet ({response}; {next})")
         }
         Standing::Exhausted => format!(
-            "{is} ready, but the webhook was not acknowledged in any of its attempts ({response}); you can look the eSIM up, or ask for the webhook again"
+            "{is} ready, but {webhooks} {was} not acknowledged in any attempt ({response}); you can look the {esims} up, or ask for {webhooks} again"
         ),
         Standing::Gone => format!(
-            "{is} ready, but your endpoint answered the webhook with 410, which tells us to stop sending it; you can look the eSIM up, or ask for the webhook again"
+            "{is} ready, but your endpoint answered {webhooks} with 410, which tells us to stop; you can look the {esims} up, or ask for {webhooks} again"
         ),
         Standing::NoUrl => {
             let waits = if units.len() == 1 { "waits" } else { "wait" };
             format!(
-                "{is} ready and {waits} for a webhook URL in your account; you can look the eSIM up"
+                "{is} ready and {waits} for a webhook URL in your account; you can look the {esims} up"
             )
         }
         Standing::Waiting => format!(
@@ -339,7 +354,12 @@ fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> S
         (last.standing != Standing::NoUrl).then(|| to_endpoint(order, last, now))
     });
     format!(
-        "{is} ready; the webhook is {}",
+        "{is} ready; {} {}",
+        if units.len() == 1 {
+            "the webhook is"
+        } else {
+            "their webhooks are"
+        },
         parts.collect::<Vec<_>>().join(", and ")
     )
 }
@@ -348,10 +368,13 @@ const ON_HOLD: &str = "we are clarifying the purchase with the provider";
 
 /// Why units failed, for the partner.
 pub fn why_failed(mut codes: impl Iterator<Item = ReasonCode>) -> &'static str {
-    if codes.all(|code| code == ReasonCode::GivenUp) {
-        "the provider does not have the purchase, or has refunded it"
-    } else {
-        "the provider rejected the purchase or could not supply the eSIM"
+    let first = codes.next();
+    let only = first.filter(|first| codes.all(|code| code == *first));
+    match only {
+        Some(ReasonCode::GivenUp) => "the provider does not have the purchase, or has refunded it",
+        Some(ReasonCode::Rejected) => "the provider rejected the purchase",
+        Some(ReasonCode::UnitFailed) => "the provider could not supply the eSIM",
+        _ => "the provider rejected the purchase or could not supply the eSIM",
     }
 }
 
