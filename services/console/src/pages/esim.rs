@@ -62,8 +62,13 @@ fn usage(asked: &EsimRequests, session: &ConsoleSession) -> Vec<(&'static str, S
     let mut said = Vec::new();
     if let Some((reading, at, _)) = &asked.reading {
         let used = match (reading.data_used, reading.data_total) {
-            (Some(used), Some(total)) => format!("{} of {}", megabytes(used), megabytes(total)),
-            (Some(used), None) => megabytes(used),
+            (Some(used), Some(total)) => format!(
+                "{} of {}; {} left",
+                amount(used),
+                amount(total),
+                amount(total.saturating_sub(used))
+            ),
+            (Some(used), None) => amount(used),
             (None, _) => "its provider does not say it".to_owned(),
         };
         let counted = reading.as_of.map_or_else(String::new, |counted| {
@@ -119,9 +124,17 @@ fn suspension(asked: &EsimRequests, session: &ConsoleSession) -> Option<(&'stati
     ))
 }
 
-fn megabytes(bytes: u64) -> String {
-    let tenths = bytes.saturating_mul(10) / 1_000_000;
-    format!("{}.{} MB", tenths / 10, tenths % 10)
+/// An amount of data in the units in which products are sold, of 1024: `1.5 GB`, `512 MB`.
+fn amount(bytes: u64) -> String {
+    const MB: u64 = 1 << 20;
+    const GB: u64 = 1 << 30;
+    let (unit, name) = if bytes < GB { (MB, "MB") } else { (GB, "GB") };
+    let hundredths = bytes.saturating_mul(100) / unit;
+    let number = format!("{}.{:02}", hundredths / 100, hundredths % 100);
+    format!(
+        "{} {name}",
+        number.trim_end_matches('0').trim_end_matches('.')
+    )
 }
 
 /// What a provider does not do for delivered eSIMs, so that it is not offered.

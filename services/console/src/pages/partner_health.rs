@@ -87,8 +87,8 @@ impl PartnerFacts {
     }
 }
 
-/// How long the oldest webhook of each partner has been due, or its oldest purchase on hold has
-/// waited.
+/// How long the oldest webhook of each partner has been due or has waited for an endpoint that
+/// fails, or its oldest purchase on hold has waited.
 pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Duration> {
     let queues = report.waiting.queues.iter();
     let webhooks = queues.filter_map(|(queue, backlog)| match queue {
@@ -97,6 +97,9 @@ pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Dura
         }
         _ => None,
     });
+    // Between its tries a webhook is not due, and waits all the same.
+    let failing = report.endpoints.iter().filter(|one| one.pending > 0);
+    let failing = failing.filter_map(|one| Some((one.partner_id, times.now - one.failing_since?)));
     let parked = report.findings.iter().filter_map(|one| match &one.kind {
         FindingKind::Parked { purchases, .. } => Some(purchases),
         _ => None,
@@ -104,7 +107,7 @@ pub(crate) fn oldest(report: &HealthReport, times: &Times) -> HashMap<Uuid, Dura
     let parked = parked.flatten();
     let parked = parked.map(|one| (one.partner_id.uuid(), times.now - one.since()));
     let mut all: HashMap<Uuid, Duration> = HashMap::new();
-    for (partner, age) in webhooks.chain(parked) {
+    for (partner, age) in webhooks.chain(failing).chain(parked) {
         let oldest = all.entry(partner).or_default();
         *oldest = age.max(*oldest);
     }
@@ -132,10 +135,17 @@ pub(crate) fn verdict(
             let whose = [
                 (of(Concern::Ours), "on our side"),
                 (of(Concern::Provider), "at a provider"),
-                (of(Concern::Partner), "of its own"),
+                (of(Concern::Partner), "on its own side"),
             ];
-            let whose = whose.into_iter().filter(|(of, _)| *of > 0);
-            let whose: Vec<String> = whose.map(|(of, whose)| format!("{of} {whose}")).collect();
+            let whose: Vec<(usize, &str)> = whose.into_iter().filter(|(of, _)| *of > 0).collect();
+            let whose = match &whose[..] {
+                // All of them, which were counted before.
+                [(_, whose)] => format!(", {whose}"),
+                several => {
+                    let each = several.iter().map(|(of, whose)| format!("{of} {whose}"));
+                    format!(": {}", each.collect::<Vec<_>>().join(", "))
+                }
+            };
             let orders = match lately(known, times) {
                 Some(lately) => format!("{lately} were taken{}{}", denied(known), wait(known)),
                 None => format!("It sent no order in 24 hours{}", wait(known)),
@@ -151,7 +161,7 @@ pub(crate) fn verdict(
             } else {
                 orders
             };
-            let known = format!("{things} to be known of it: {}", whose.join(", "));
+            let known = format!("{things} to be known of it{whose}");
             (class, first, known)
         }
     }
@@ -559,6 +569,67 @@ mod tests {
             exhausted_since: None,
             read_at: AT,
         }
+    }
+
+    /// A webhook that is tried again in some minutes is not due, and its first try was long ago.
+    #[test]
+    fn what_waits_for_an_endpoint_that_fails_waits_since_it_fails() {
+        let times = session().times;
+        let mut report = samples::report(AT, Vec::new());
+        let queue = WaitingQueue::Endpoint {
+            endpoint_id: Uuid::nil(),
+            partner_id: Uuid::nil(),
+        };
+        let backlog = QueueBacklog {
+            due: 1,
+            oldest: 540.0,
+            ..QueueBacklog::default()
+        };
+        report.waiting.queues.insert(queue, backlog);
+        report.endpoints = vec![ListedEndpoint {
+            failing_since: Some(AT - Duration::minutes(11)),
+            pending: 1,
+            ..endpoint(&mut Random(1))
+        }];
+        let waits = |report: &HealthReport| oldest(report, &times)[&Uuid::nil()];
+        assert_eq!(waits(&report), Duration::minutes(11));
+        report.endpoints[0].pending = 0;
+        assert_eq!(waits(&report), Duration::minutes(9), "none waits for it");
+    }
+
+    fn known(random: &mut Random) -> PartnerFacts {
+        PartnerFacts {
+            partner: partner(random),
+            endpoints: vec![endpoint(random)],
+            attempts: BTreeMap::new(),
+            day: PartnerDay::default(),
+            last: None,
+            waiting: Vec::new(),
+            usual: None,
+        }
+    }
+
+    #[test]
+    fn whose_matters_they_are_is_counted_only_if_they_are_of_several() {
+        let known = known(&mut Random(1));
+        let times = session().times;
+        let of = |concern: Concern| Issue {
+            concern,
+            ..Issue::default()
+        };
+        let told = |issues: &[Issue]| verdict(&known, issues, &times).2;
+        assert_eq!(
+            told(&[of(Concern::Partner)]),
+            "1 thing is to be known of it, on its own side"
+        );
+        assert_eq!(
+            told(&[
+                of(Concern::Ours),
+                of(Concern::Partner),
+                of(Concern::Partner)
+            ]),
+            "3 things are to be known of it: 1 on our side, 2 on its own side"
+        );
     }
 
     /// The checks that are about what a stage does that is dead, whatever it did before.

@@ -277,4 +277,16 @@ mod tests {
         }
         assert_eq!(meaning("no_such_code"), None);
     }
+
+    /// They are parts of texts for partners, in which nothing is left to be filled in.
+    #[test]
+    fn no_meaning_is_a_template() {
+        let codes = MEANINGS.lines().filter_map(|line| line.strip_prefix("## "));
+        let codes: Vec<&str> = codes.collect();
+        assert!(codes.len() > 50, "{codes:?}");
+        for code in codes {
+            let meaning = meaning(code).unwrap();
+            assert!(!meaning.contains(['<', '>']), "{code}: {meaning}");
+        }
+    }
 }

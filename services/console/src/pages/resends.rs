@@ -29,7 +29,7 @@ use crate::{
         endpoints::{endpoint_state, next_test},
         forms::ReasonForm,
         lists::{FilterChoice, OfPartner},
-        webhooks::is_dead,
+        webhooks::{self, is_dead},
     },
     problem::Problem,
     said,
@@ -97,6 +97,8 @@ struct Preview {
 
 struct Part {
     id: String,
+    /// The list of its webhooks that match.
+    list: String,
     name: String,
     matching: String,
     skipped: bool,
@@ -276,8 +278,22 @@ pub(crate) async fn preview(
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
     };
+    let times = &visit.session.times;
+    let list_state = state.map_or(webhooks::UNTAKEN, <&str>::from);
+    // A field of a form has no fractions of a second.
+    let first = times.field(since);
+    let last = times.field(until + Duration::SECOND);
     let parts = found.parts.into_iter().map(|part| Part {
         id: part.partner_id.to_string(),
+        list: address(
+            webhooks::PATH,
+            [
+                ("partner", part.partner_id.to_string().as_str()),
+                ("state", list_state),
+                ("from", &first),
+                ("until", &last),
+            ],
+        ),
         matching: how_many(part.matching),
         name: part.name,
         skipped: part.skipped,
@@ -293,7 +309,6 @@ pub(crate) async fn preview(
         _ => format!("{matching} would be sent again"),
     };
     let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
-    let times = &visit.session.times;
     page(&Preview {
         shell: Shell::new(&app, &visit.session, "/resends", title),
         token: visit.session.form_token(),

@@ -603,13 +603,13 @@ async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
         "support gives nothing back: {shown}"
     );
     sqlx::query(
-        "UPDATE esim_requests SET usage_asked_at = NULL, read_at = now(), data_used = 1500000, data_total = 1000000000",
+        "UPDATE esim_requests SET usage_asked_at = NULL, read_at = now(), data_used = 1610612736, data_total = 5368709120",
     )
     .execute(&mut connection)
     .await
     .unwrap();
     let shown = text(&mut support, &page).await;
-    assert!(shown.contains("1.5 MB of 1000.0 MB"), "{shown}");
+    assert!(shown.contains("1.5 GB of 5 GB; 3.5 GB left"), "{shown}");
 
     let answer = twice(&mut operator, (&page, &format!("{page}/give-back")), &[]).await;
     assert_eq!(answer.status(), 303);

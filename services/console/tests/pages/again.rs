@@ -176,6 +176,18 @@ async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
     let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let preview = "/resends/preview?state=exhausted&since=1h";
     let shown = browser.get(preview).await.text().await.unwrap();
+    // Which ones these are is a list of its own, of the same filter.
+    let list = shown
+        .split("data-label=\"Webhooks\"><a href=\"")
+        .nth(1)
+        .unwrap();
+    let list = list.split('"').next().unwrap().replace("&#38;", "&");
+    let page = browser.get(&list).await.text().await.unwrap();
+    let order = format!("/orders/{}", bench.order);
+    assert!(
+        list.contains("state=exhausted&from=") && page.contains(&order),
+        "{list}: {page}"
+    );
     let mut form = hidden(&shown, "/resends");
     form.push(("reason".to_owned(), "a test".to_owned()));
     let (status, told, to) = post(&mut browser, "/resends", &form).await;

@@ -196,13 +196,13 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              `1250` for 12.50 USD, or leave it out."
         }
         ErrorCode::ProviderRejected => {
-            "The provider rejected the order, and the message says why: `eSIM Request failed - \
-             Status: <code>, Message: <message>`. You can use the `external_order_id` again. \
+            "The provider rejected the order. The message says why: after `eSIM Request failed` it has \
+             the code and the text of the provider. You can use the `external_order_id` again. \
              Order something else, or send the order again later."
         }
         ErrorCode::ProviderUnreachable => {
-            "We could not reach the provider, so nothing was bought: `API connection error (Order \
-             ID: <id>)`. You can use the `external_order_id` again, so send the same order again \
+            "We could not reach the provider, so nothing was bought. The message is `API connection \
+             error`, with the id of the order. You can use the `external_order_id` again, so send the same order again \
              later."
         }
         ErrorCode::ProviderUnavailable => {
