@@ -217,6 +217,13 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
         "{page}"
     );
     assert!(!page.contains("It is sent again at"), "{page}");
+    // In the list of steps + is since the order was received, as in the bar above it.
+    let earlier = "UPDATE orders SET created_at = created_at - interval '2 hours'";
+    sqlx::query(earlier).execute(&mut connection).await.unwrap();
+    let page = text(&mut support, &order).await;
+    let steps = page.matches("<span class=\"plus\">").count();
+    let late = page.matches("<span class=\"plus\">+2h 0m</span>").count();
+    assert!(late > 1 && late == steps - 1, "{late} of {steps}: {page}");
     // The overview does not say that nothing waits.
     let waits = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
                  SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries LIMIT 1

@@ -108,6 +108,18 @@ async fn each_failed_esim_is_a_line_of_a_file_for_its_partner() {
         row.contains(",parked,") && !csv.contains("sandbox"),
         "{csv}"
     );
+    // Both files say the same of an order that was refused.
+    for sql in [
+        "UPDATE placements SET reason = 'order_refused' WHERE state = 'failed'",
+        "UPDATE orders SET refused_at = now() WHERE external_order_id = 'parked'",
+    ] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+    for file in ["orders", "failed-esims"] {
+        let csv = text(&mut browser, &format!("/{file}.csv?state=refused")).await;
+        let row = csv.lines().nth(1).unwrap_or_default();
+        assert!(row.contains(",the provider could not be reached,"), "{csv}");
+    }
     bench.stop().await;
 }
 

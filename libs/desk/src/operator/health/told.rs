@@ -909,6 +909,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
+    use crate::operator::health::samples::samples;
 
     /// Who cannot read the database tells it in the form of what is read.
     #[test]
@@ -925,6 +926,28 @@ mod tests {
             let of = Clock::Postgresql;
             let read = Finding::new(FindingKind::ClockOff { of, ahead }, Some(since));
             assert_eq!(json!(read.told()), ServerAway::Clock(ahead).told(since));
+        }
+    }
+
+    /// A process that is stopped or hangs does not answer, either, and nobody here knows which.
+    #[test]
+    fn who_does_not_answer_is_not_said_to_have_died() {
+        for (on, told) in [
+            (vec!["fra-1"], " (fra-1 does not answer)"),
+            (vec!["fra-1", "fra-2"], " (fra-1, fra-2 do not answer)"),
+            (vec![], ""),
+        ] {
+            let on: Vec<String> = on.into_iter().map(str::to_owned).collect();
+            assert_eq!(ran_on(&on), told);
+        }
+    }
+
+    /// A page puts findings together that are about several partners.
+    #[test]
+    fn who_feels_it_is_said_of_one_partner_and_of_several_alike() {
+        for one in samples(datetime!(2026-11-28 12:00 UTC)) {
+            let felt = one.kind.felt();
+            assert!(!felt.contains("his partner"), "{felt}");
         }
     }
 
