@@ -224,8 +224,8 @@ impl Within {
         self.most.unwrap_or(self.over)
     }
 
-    /// For sentences: `up to 0.047 s`, `under 0.01 s`, `over 2 h`. It is a limit, and is told as one:
-    /// what ended at a timeout of 15 s did not take the 18 s of its bucket.
+    /// For sentences: `up to 0.047 s`, `under 0.01 s`, `over 2 h`. It is a limit, and is told as
+    /// one: what ended at a timeout of 15 s did not take the 18 s of its bucket.
     pub fn told(self) -> String {
         match self.most {
             Some(most) if self.over > 0.0 => format!("up to {}", told(most)),
@@ -649,8 +649,8 @@ impl Figures {
             .collect()
     }
 
-    /// The sums of the newest minutes or hours in which so many events ended, by what is counted and
-    /// by subject: how long it takes now, however fast or slow it was before.
+    /// The sums of the newest minutes or hours in which so many events ended, by what is counted
+    /// and by subject: how long it takes now, however fast or slow it was before.
     pub fn newest_by_subject(&self, enough: u64) -> Vec<(Measure, String, Count)> {
         let mut subjects: BTreeMap<(Measure, &str), Count> = BTreeMap::new();
         for ((_, measure, subject), count) in self.0.iter().rev() {

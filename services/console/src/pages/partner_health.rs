@@ -600,6 +600,7 @@ mod tests {
     fn known(random: &mut Random) -> PartnerFacts {
         PartnerFacts {
             partner: partner(random),
+            further: Vec::new(),
             endpoints: vec![endpoint(random)],
             attempts: BTreeMap::new(),
             day: PartnerDay::default(),

@@ -48,8 +48,8 @@ type Times = BTreeMap<OffsetDateTime, Count>;
 /// Something that is slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slow {
-    /// How many seconds half of them take now or more, and within how many they ended before; `None`
-    /// if no usual time is known yet.
+    /// How many seconds half of them take now or more, and within how many they ended before, if a
+    /// usual time is known.
     half: f64,
     before: Option<f64>,
     /// How many events of now that rests on, and on how many hours the usual time.
