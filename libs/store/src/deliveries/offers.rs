@@ -117,7 +117,7 @@ async fn tell(connection: &mut PgConnection, endpoint: Uuid) -> Result<bool> {
             return Ok(TransactionEnd::Rollback(false));
         };
         let query = sqlx::query!(
-            r#"SELECT o.option_id, md5(ROW(o.name, o.details, o.countries, o.data_mb, o.unlimited, o.days)::text) AS "digest!",
+            r#"SELECT o.option_id, md5(ROW(o.name, o.details, o.countries, o.data_mb, o.unlimited, o.days, o.told, o.facts)::text) AS "digest!",
                       price.amount AS "price?", price.currency AS "currency?"
                FROM options o LEFT JOIN LATERAL price_in($1, o.option_id) price ON true
                WHERE o.enabled AND ($1::text IS NULL OR price.amount IS NOT NULL) AND ($2 OR o.environment = 'live')"#,
