@@ -15,7 +15,7 @@ use domain::{
 use serde::Serialize;
 use store::{
     deliveries::{
-        events::{BalanceLowContent, EventContent, Subject},
+        events::{BalanceLowContent, EventContent, ExtensionContent, Subject},
         notices::NoticeContent,
         offers::OptionsChangedContent,
     },
@@ -480,6 +480,34 @@ impl<'a> NoticeData<'a> {
     }
 }
 
+impl<'a> ExtensionData<'a> {
+    fn new(
+        event: &'a EventContent,
+        kind: EventKind,
+        (topup_id, external_order_id): (&'a str, &'a str),
+        extension: &'a ExtensionContent,
+    ) -> Self {
+        let price = event.price.map(|price: Amount| price.minor);
+        let failed = kind == EventKind::ExtensionFailed;
+        Self {
+            topup_id,
+            external_order_id,
+            external_id: &extension.external_id,
+            option_id: extension.option_id,
+            new_esim: extension.has_new_profile,
+            error: failed.then(|| {
+                extension_error(extension.reason.as_deref(), extension.message.as_deref())
+            }),
+            price,
+            currency: event.price.map(|price| price.currency),
+            charged: price.filter(|_| kind == EventKind::ExtensionReady),
+            released: price.filter(|_| failed),
+            metadata: event.kept.topup.as_ref(),
+            order_metadata: event.kept.order.as_ref(),
+        }
+    }
+}
+
 impl<'a> EventBody<'a> {
     pub fn new(event: &'a EventContent) -> Self {
         let metadata = event.kept.topup.as_ref();
@@ -547,22 +575,12 @@ impl<'a> EventBody<'a> {
                 topup_id,
                 external_order_id,
                 extension,
-            } => Data::Extension(ExtensionData {
-                topup_id,
-                external_order_id,
-                external_id: &extension.external_id,
-                option_id: extension.option_id,
-                new_esim: extension.has_new_profile,
-                error: (*kind == EventKind::ExtensionFailed).then(|| {
-                    extension_error(extension.reason.as_deref(), extension.message.as_deref())
-                }),
-                price,
-                currency,
-                charged: price_if(*kind == EventKind::ExtensionReady),
-                released: price_if(*kind == EventKind::ExtensionFailed),
-                metadata,
-                order_metadata,
-            }),
+            } => Data::Extension(ExtensionData::new(
+                event,
+                *kind,
+                (topup_id, external_order_id),
+                extension,
+            )),
             Subject::OrderCancelled {
                 external_order_id,
                 units,
