@@ -171,18 +171,7 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
         }
         FindingKind::GiveBacksParked { provider, changes }
         | FindingKind::ExtensionsParked { provider, changes } => {
-            matter.first = "eSIM";
-            matter.column = "Number there";
-            matter.rows = changes.iter().map(|one| change(one, times)).collect();
-            let kind = changes.first().map(ListedEsimChange::kind);
-            let kind = kind.filter(|_| session.may(OperatorRole::Operator));
-            matter.link = kind.map(|kind| {
-                (
-                    esim_changes::path(kind, provider),
-                    "Settle them …".to_owned(),
-                )
-            });
-            matter.leads = true;
+            changes_parked(&mut matter, provider, changes, session);
         }
         FindingKind::OrdersFail {
             partner: Some(id), ..
@@ -244,6 +233,26 @@ fn matter(one: &Finding, session: &ConsoleSession, read_at: OffsetDateTime) -> M
         matter.command = None;
     }
     matter
+}
+
+/// The changes of eSIMs of which nobody knows what became of them, and the page that settles them.
+fn changes_parked(
+    matter: &mut Matter,
+    provider: &str,
+    changes: &[ListedEsimChange],
+    session: &ConsoleSession,
+) {
+    matter.first = "eSIM";
+    matter.column = "Number there";
+    let rows = changes.iter().map(|one| change(one, &session.times));
+    matter.rows = rows.collect();
+    let kind = changes.first().map(ListedEsimChange::kind);
+    let kind = kind.filter(|_| session.may(OperatorRole::Operator));
+    matter.link = kind.map(|kind| {
+        let path = esim_changes::path(kind, provider);
+        (path, "Settle them …".to_owned())
+    });
+    matter.leads = true;
 }
 
 /// The act that tells everybody who has a matter.
