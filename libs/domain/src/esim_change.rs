@@ -9,7 +9,10 @@
 //! sending    refused, of this attempt    refused
 //! sending    not sent, of this attempt   asked
 //! sending    not done, twice             asked, if the second look was after the settling delay
+//! sending    claimed, of this attempt    claimed; only a give-back, from asked, too
 //! sending    park                        parked
+//! claimed    denied                      refused
+//! claimed    resolve                     done or refused, as the operator decides
 //! refused    ask                         asked; only a give-back, an extension is asked for anew
 //! parked     resolve                     done or refused, as the operator decides
 //! any but    done                        done
@@ -47,6 +50,9 @@ pub enum EsimChangeState {
     Asked,
     /// An attempt is recorded, and its outcome is not known yet.
     Sending,
+    /// The provider has taken the give-back as a claim, which people there decide. It is looked at
+    /// by the polls, and neither repeated nor parked. No other change becomes this.
+    Claimed,
     /// The provider has the eSIM back, or has added to it. The name is that of a give-back; the
     /// store has another one for extensions.
     #[serde(rename = "returned")]
@@ -70,6 +76,47 @@ impl EsimChangeState {
     /// Whether it is final: nothing more happens to it by itself.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Refused | Self::Parked)
+    }
+
+    /// Whether there is nothing to wait for now: it is final, or people decide, which takes days.
+    pub fn is_answered(self) -> bool {
+        self.is_over() || self == Self::Claimed
+    }
+}
+
+/// Why an eSIM is given back. Providers that let people decide want to know it.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    EnumString,
+    IntoStaticStr,
+    strum::VariantArray,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum GiveBackCause {
+    /// None of the following, or none was named.
+    #[default]
+    Other,
+    /// It cannot be installed.
+    InstallationFailure,
+    /// It finds no network.
+    NoCoverage,
+    /// The traveller does not need it any more.
+    ChangeOfPlan,
+    /// Another one was meant.
+    WrongPurchase,
+}
+
+impl GiveBackCause {
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -138,9 +185,13 @@ pub enum EsimChangeEvent {
         /// The look began after the settling delay, so the call can no longer be carried out.
         after_settling_delay: bool,
     },
+    /// The provider has this attempt as a claim. Its response or a look said so.
+    Claimed(u32),
+    /// The provider has decided against the claim.
+    Denied,
     /// The outcome of this attempt stayed unknown for too long.
     Park(u32),
-    /// An operator has found out that the provider has not carried it out.
+    /// An operator has found out that the provider has not carried it out, or has denied the claim.
     FoundNotDone,
 }
 
@@ -159,7 +210,7 @@ impl EsimChange {
     /// Returns the change after `event`, or [`EsimChangeEventIgnored`] if the event changes
     /// nothing.
     pub fn after(self, event: EsimChangeEvent) -> Result<Self, EsimChangeEventIgnored> {
-        use EsimChangeState::{Asked, Done, Parked, Refused, Sending};
+        use EsimChangeState::{Asked, Claimed, Done, Parked, Refused, Sending};
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
@@ -175,10 +226,12 @@ impl EsimChange {
                 attempt: self.attempt + 1,
                 not_done: false,
             }),
-            (Asked, EsimChangeEvent::Refuse) | (Parked, EsimChangeEvent::FoundNotDone) => {
-                to(Refused)
-            }
-            (Asked | Sending | Refused | Parked, EsimChangeEvent::Done) => to(Done),
+            (Asked, EsimChangeEvent::Refuse)
+            | (Claimed, EsimChangeEvent::Denied)
+            | (Parked | Claimed, EsimChangeEvent::FoundNotDone) => to(Refused),
+            (Asked | Sending | Claimed | Refused | Parked, EsimChangeEvent::Done) => to(Done),
+            // Somebody may have claimed it in the provider's portal before anything was sent.
+            (Asked | Sending, EsimChangeEvent::Claimed(attempt)) if current(attempt) => to(Claimed),
             (Sending, EsimChangeEvent::Refused(attempt)) if current(attempt) => to(Refused),
             (Sending, EsimChangeEvent::NotSent(attempt)) if current(attempt) => to(Asked),
             (
@@ -220,6 +273,7 @@ mod tests {
         for state in [
             EsimChangeState::Asked,
             EsimChangeState::Sending,
+            EsimChangeState::Claimed,
             EsimChangeState::Done,
             EsimChangeState::Refused,
             EsimChangeState::Parked,
@@ -253,6 +307,7 @@ mod tests {
         for event in [
             EsimChangeEvent::Refused(1),
             EsimChangeEvent::NotSent(1),
+            EsimChangeEvent::Claimed(1),
             EsimChangeEvent::Park(1),
             EsimChangeEvent::NotDone {
                 attempt: 1,
@@ -277,11 +332,45 @@ mod tests {
             EsimChangeEvent::Refuse,
             EsimChangeEvent::Refused(2),
             EsimChangeEvent::NotSent(2),
+            EsimChangeEvent::Claimed(2),
+            EsimChangeEvent::Denied,
             EsimChangeEvent::Park(2),
             EsimChangeEvent::FoundNotDone,
             EsimChangeEvent::Done,
         ] {
             assert_eq!(done.after(event), Err(EsimChangeEventIgnored), "{event:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_ended_by_a_verdict_only() {
+        let claimed = SENDING.after(EsimChangeEvent::Claimed(2)).unwrap();
+        assert!(claimed.state.is_answered() && !claimed.state.is_over());
+        for event in [
+            EsimChangeEvent::Ask,
+            EsimChangeEvent::Begin,
+            EsimChangeEvent::Refuse,
+            EsimChangeEvent::Refused(2),
+            EsimChangeEvent::NotSent(2),
+            EsimChangeEvent::Claimed(2),
+            EsimChangeEvent::Park(2),
+            EsimChangeEvent::NotDone {
+                attempt: 2,
+                after_settling_delay: true,
+            },
+        ] {
+            assert_eq!(
+                claimed.after(event),
+                Err(EsimChangeEventIgnored),
+                "{event:?}"
+            );
+        }
+        for (event, state) in [
+            (EsimChangeEvent::Done, EsimChangeState::Done),
+            (EsimChangeEvent::Denied, EsimChangeState::Refused),
+            (EsimChangeEvent::FoundNotDone, EsimChangeState::Refused),
+        ] {
+            assert_eq!(claimed.after(event).unwrap().state, state, "{event:?}");
         }
     }
 

@@ -191,6 +191,8 @@ pub enum Standing {
     GivingBack,
     /// It is being given back, and waits for our provisioner, which is silent.
     GiveBackStalled,
+    /// People at the provider decide whether it takes the eSIM back.
+    GiveBackClaimed,
     GiveBackOnHold,
     Returned,
     Failed,
@@ -302,6 +304,7 @@ fn ready(unit: &UnitFacts<'_>) -> Standing {
             return Standing::GiveBackStalled;
         }
         Some(EsimChangeState::Asked | EsimChangeState::Sending) => return Standing::GivingBack,
+        Some(EsimChangeState::Claimed) => return Standing::GiveBackClaimed,
         Some(EsimChangeState::Parked) => return Standing::GiveBackOnHold,
         Some(EsimChangeState::Done | EsimChangeState::Refused) | None => {}
     }
@@ -360,6 +363,7 @@ impl Standing {
             | Self::NoUrl
             | Self::GivingBack
             | Self::GiveBackStalled
+            | Self::GiveBackClaimed
             | Self::GiveBackOnHold => ShownState::Ready,
             Self::Waiting | Self::Stopped(_) | Self::Stalled | Self::Unreadable => {
                 ShownState::Processing
@@ -385,6 +389,7 @@ impl Standing {
             | Self::Waiting
             | Self::Stopped(Stop::ForNow)
             | Self::GivingBack
+            | Self::GiveBackClaimed
             | Self::Returned
             | Self::Failed => NextActor::Nobody,
             Self::NotSentAgain
@@ -440,6 +445,7 @@ impl Standing {
                 "an operator looks it up at the provider, and records the outcome"
             }
             Self::GivingBack => "the provider answers",
+            Self::GiveBackClaimed => "people at the provider decide, which takes days",
             Self::GiveBackOnHold => "an operator finds out whether the provider has the eSIM back",
             Self::Unreadable => "an operator looks with the newer version",
         }
@@ -468,6 +474,7 @@ impl Standing {
             Self::OnHold => "on hold",
             Self::GivingBack => "being given back",
             Self::GiveBackStalled => "give-back waits to be asked for",
+            Self::GiveBackClaimed => "its provider decides on a refund",
             Self::GiveBackOnHold => "give-back on hold",
             Self::Returned => "given back",
             Self::Failed => "failed",

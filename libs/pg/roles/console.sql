@@ -62,9 +62,11 @@ GRANT SELECT (secrets, headers), UPDATE (url, events, headers, secrets, secret_e
 GRANT EXECUTE ON FUNCTION route_option(uuid, text, jsonb) TO esim_console;
 -- A test webhook, and what is asked about an eSIM for its partner.
 GRANT INSERT (delivery_id, partner_id, kind, created_at, endpoint_id) ON deliveries TO esim_console;
-GRANT INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at),
-      UPDATE (usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,
-              ended_at)
+GRANT INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at, give_back_cause, suspend, suspension,
+              suspension_asked_at),
+      UPDATE (usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, give_back_cause, claim,
+              not_returned_at, reason, message, ended_at, suspend, suspension, suspension_asked_at, suspension_not_done_at,
+              suspension_reason, suspension_message, suspension_ended_at)
     ON esim_requests TO esim_console;
 GRANT SELECT ON partner_units TO esim_console;
 -- A row lock needs the privilege to change a column: the order of such an eSIM is kept out of archives meanwhile, and a

@@ -72,10 +72,10 @@ GRANT SELECT ON topup_changes TO esim_ingress;
 GRANT SELECT, INSERT, DELETE ON refused_requests TO esim_ingress;
 
 -- What partners ask about delivered eSIMs. A provisioner answers.
-GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, offers_asked_at, give_back, give_back_asked_at,
+GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, offers_asked_at, give_back, give_back_asked_at, give_back_cause,
                       suspend, suspension, suspension_asked_at),
-    UPDATE (usage_asked_at, usage_failure, usage_failed_at, offers_asked_at, give_back, give_back_asked_at, not_returned_at,
-            reason, message, ended_at, suspend, suspension, suspension_asked_at, suspension_not_done_at, suspension_reason,
+    UPDATE (usage_asked_at, usage_failure, usage_failed_at, offers_asked_at, give_back, give_back_asked_at, give_back_cause, claim,
+            not_returned_at, reason, message, ended_at, suspend, suspension, suspension_asked_at, suspension_not_done_at, suspension_reason,
             suspension_message, suspension_ended_at)
     ON esim_requests TO esim_ingress;
 GRANT SELECT, INSERT (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, price, currency)

@@ -20,7 +20,7 @@ use accounts::profile::SealedProfile;
 pub use domain::Reading;
 use domain::{
     EsimChangeState, Iccid, OrderId, PartnerId, TopupId,
-    esim_change::{EsimChange, EsimChangeEvent},
+    esim_change::{EsimChange, EsimChangeEvent, GiveBackCause},
     esim_use::EsimPlan,
 };
 use pg::{Error, Result, Transaction, TransactionEnd, age, count, seconds, transaction, unsigned};
@@ -59,6 +59,8 @@ pub enum EsimChangeReason {
     Resolved,
     /// What is stored about the eSIM cannot be read, so the provider cannot be asked.
     Unreadable,
+    /// People at the provider have decided against the claim.
+    Denied,
 }
 
 impl EsimChangeReason {
@@ -68,6 +70,7 @@ impl EsimChangeReason {
             Self::NotAvailable => "the provider takes no eSIM back",
             Self::Installed => "the eSIM is installed",
             Self::Refused => "the provider does not take this eSIM back",
+            Self::Denied => "the provider has decided against the claim",
             Self::Unknown => "the provider did not say whether it has the eSIM back",
             Self::Resolved => "an operator has found out that the provider does not have it back",
             Self::Unreachable | Self::Unreadable => self.of_both(),
@@ -78,7 +81,9 @@ impl EsimChangeReason {
     pub fn of_extension(self) -> &'static str {
         match self {
             Self::NotAvailable => "the provider extends no eSIM",
-            Self::Installed | Self::Refused => "the provider does not add this to the eSIM",
+            Self::Installed | Self::Refused | Self::Denied => {
+                "the provider does not add this to the eSIM"
+            }
             Self::Unknown => "the provider did not say whether it has extended the eSIM",
             Self::Resolved => "an operator has found out at the provider what became of it",
             Self::Unreachable | Self::Unreadable => self.of_both(),
@@ -115,8 +120,11 @@ pub struct ClaimedRequest {
     pub usage_asked: bool,
     /// Whether a partner waits for what can be added to the eSIM.
     pub offers_asked: bool,
-    /// The change that the row is about; `None` if it is about the use.
+    /// The change that the row is about, or the claim of the eSIM, which is looked at with its use;
+    /// `None` if there is neither.
     pub change: Option<(AskedChange, OpenChange)>,
+    /// Why the eSIM is given back.
+    pub cause: GiveBackCause,
 }
 
 /// A change whose row is that of the eSIM.
@@ -211,7 +219,7 @@ pub async fn claim(
                SELECT * FROM known
                WHERE CASE kind WHEN 'usage' THEN coalesce(usage_asked_at, reported_at, polled_at, offers_asked_at) IS NOT NULL
                                WHEN 'suspend' THEN suspension IS NOT NULL AND suspension NOT IN ('done', 'refused', 'parked')
-                               ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
+                               ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked', 'claimed') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
            ), done AS (
@@ -227,7 +235,7 @@ pub async fn claim(
                   CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
                   coalesce(l.usage_asked_at, l.reported_at, l.polled_at) IS NOT NULL AS "usage_asked!",
                   l.offers_asked_at IS NOT NULL AS "offers_asked!",
-                  l.suspend AS "suspend?", c.state AS "state_name?", c.attempt AS "attempt!", c.not_done_at IS NOT NULL AS "not_done!",
+                  l.give_back_cause AS "cause?", l.suspend AS "suspend?", c.state AS "state_name?", c.attempt AS "attempt!", c.not_done_at IS NOT NULL AS "not_done!",
                   coalesce(extract(epoch FROM now() - c.asked_at), 0)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - c.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
@@ -275,6 +283,7 @@ struct Row {
     iccid: Option<String>,
     usage_asked: bool,
     offers_asked: bool,
+    cause: Option<String>,
     suspend: Option<bool>,
     state_name: Option<String>,
     attempt: i32,
@@ -288,6 +297,10 @@ fn read(row: Row) -> Result<ClaimedRequest> {
     let asked = match row.kind.as_str() {
         "give_back" => Some(AskedChange::GiveBack),
         "suspend" => Some(AskedChange::Suspension(row.suspend.ok_or_else(missing)?)),
+        // Whatever asks for the use asks for the verdict on a claim, too.
+        _ if row.state_name.as_deref() == Some(EsimChangeState::Claimed.as_str()) => {
+            Some(AskedChange::GiveBack)
+        }
         _ => None,
     };
     let change = match asked.zip(row.state_name) {
@@ -319,6 +332,11 @@ fn read(row: Row) -> Result<ClaimedRequest> {
         usage_asked: row.usage_asked,
         offers_asked: row.offers_asked,
         change,
+        // A word of a newer version is none that this one can tell a provider.
+        cause: row
+            .cause
+            .and_then(|name| name.parse().ok())
+            .unwrap_or_default(),
     })
 }
 
@@ -411,10 +429,14 @@ pub async fn record_reading(
              UPDATE esim_requests
              SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, as_of = $6, read_at = now(),
                  usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL, reported_at = NULL, polled_at = NULL,
-                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN coalesce($8::timestamptz, (
-                     -- The provider may not count an extension of the last day yet.
-                     SELECT now() + interval '1 hour' FROM extensions x
-                     WHERE x.topup_id = $1 AND x.state = 'added' AND x.ended_at > now() - interval '1 day' LIMIT 1)) END,
+                 reached = reached || $7::text[], poll_at = CASE WHEN poll_at IS NOT NULL THEN least(
+                     coalesce($8::timestamptz, (
+                         -- The provider may not count an extension of the last day yet.
+                         SELECT now() + interval '1 hour' FROM extensions x
+                         WHERE x.topup_id = $1 AND x.state = 'added' AND x.ended_at > now() - interval '1 day' LIMIT 1)),
+                     -- Some claims are decided by a program within minutes, others by people within weeks.
+                     CASE WHEN give_back = 'claimed'
+                          THEN now() + least(greatest(now() - attempted_at, interval '1 minute'), interval '6 hours') END) END,
                  plan = $9, most_data = $10, latest_end = $11,
                  downloaded_at = CASE WHEN $12 THEN coalesce(downloaded_at, now()) END
              WHERE topup_id = $1",
@@ -577,8 +599,10 @@ pub struct EsimChangeSettlement {
     pub event: Option<EsimChangeEvent>,
     /// Why it is refused or parked, and what the provider said: one short line.
     pub reason: Option<(EsimChangeReason, Option<String>)>,
-    /// The provider's own id of an extension.
+    /// The provider's own id of an extension or a claim.
     pub reference: Option<String>,
+    /// What the provider says of a claim that is not decided: one short line.
+    pub claim: Option<String>,
     /// The profile of another eSIM, which the provider has sold instead of an extension.
     pub profile: Option<(Iccid, SealedProfile)>,
     /// When the change is looked at next if it is not over.
@@ -603,6 +627,7 @@ pub async fn settle(
         let state = asked.state_name(now.state);
         let ended = now.state.is_over();
         let has_ended = after.is_some() && ended;
+        let is_claimed = now.state == EsimChangeState::Claimed;
         let reason = settlement.reason.as_ref();
         let name = reason.map(|(reason, _)| <&'static str>::from(*reason));
         let message = reason.and_then(|(_, message)| message.as_deref());
@@ -613,8 +638,10 @@ pub async fn settle(
                      SET give_back = $2,
                          not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
                          reason = CASE WHEN $4 THEN $5 ELSE reason END,
-                         message = CASE WHEN $4 THEN $6 ELSE message END,
-                         ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
+                         message = CASE WHEN $4 THEN $6 WHEN $8 THEN coalesce($9, message) ELSE message END,
+                         ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END,
+                         claim = coalesce($10, claim),
+                         poll_at = CASE WHEN $8 THEN coalesce(poll_at, now() + interval '1 minute') ELSE poll_at END
                      WHERE topup_id = $1",
                     topup_id.as_str(),
                     state,
@@ -623,6 +650,9 @@ pub async fn settle(
                     name,
                     message,
                     ended,
+                    is_claimed,
+                    settlement.claim.as_deref().filter(|_| is_claimed),
+                    settlement.reference.as_deref().filter(|_| is_claimed),
                 );
                 statement.execute(&mut **transaction).await?;
             }
@@ -646,7 +676,8 @@ pub async fn settle(
                 statement.execute(&mut **transaction).await?;
             }
         }
-        let again_in = (!ended).then_some(settlement.again_in);
+        let is_answered = now.state.is_answered();
+        let again_in = (!is_answered).then_some(settlement.again_in);
         look_again(transaction, topup_id, asked, again_in).await?;
         if asked == AskedChange::GiveBack && after.is_some() && now.state == EsimChangeState::Done {
             mark_returned(transaction, topup_id).await?;
@@ -694,7 +725,7 @@ async fn lock_change(
     }
 }
 
-/// Sets when a change is looked at next; `None` if it is over.
+/// Sets when a change is looked at next; `None` if it is over, or a claim, at which the polls look.
 async fn look_again(
     transaction: &mut Transaction<'_>,
     topup_id: &TopupId,

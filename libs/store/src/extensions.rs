@@ -240,7 +240,7 @@ pub async fn begin(
          WHERE extension_id = $1 AND state = $4 AND attempt = $5
            -- A program that does not know extensions may have begun to give the eSIM back.
            AND NOT EXISTS (SELECT FROM esim_requests r
-                           WHERE r.topup_id = extensions.topup_id AND r.give_back IN ('asked', 'sending', 'parked', 'returned'))",
+                           WHERE r.topup_id = extensions.topup_id AND r.give_back IN ('asked', 'sending', 'claimed', 'parked', 'returned'))",
         id.uuid(),
         state_name(begun.state),
         pg::signed(begun.attempt),

@@ -134,8 +134,10 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
 pub struct AfterDelivery {
     /// It shows how much of an eSIM's data is used.
     pub usage: bool,
-    /// It takes an eSIM back that nobody has installed.
+    /// It takes eSIMs back, by itself or by a claim that people decide.
     pub give_back: bool,
+    /// It suspends and resumes eSIMs.
+    pub suspend: bool,
 }
 
 /// Stores what a provider does for delivered eSIMs, so that nobody is offered what it does not do.
@@ -145,11 +147,12 @@ pub async fn note_after_delivery(
     can: AfterDelivery,
 ) -> Result<()> {
     let statement = sqlx::query!(
-        "UPDATE providers SET shows_usage = $2, takes_back = $3
-         WHERE name = $1 AND (shows_usage, takes_back) IS DISTINCT FROM ($2, $3)",
+        "UPDATE providers SET shows_usage = $2, takes_back = $3, suspends = $4
+         WHERE name = $1 AND (shows_usage, takes_back, suspends) IS DISTINCT FROM ($2, $3, $4)",
         name,
         can.usage,
         can.give_back,
+        can.suspend,
     );
     statement.execute(connection).await?;
     Ok(())
@@ -161,12 +164,17 @@ pub async fn after_delivery(
     name: &str,
 ) -> Result<Option<AfterDelivery>> {
     let query = sqlx::query!(
-        "SELECT shows_usage, takes_back FROM providers WHERE name = $1",
+        "SELECT shows_usage, takes_back, coalesce(suspends, false) AS \"suspends!\" FROM providers WHERE name = $1",
         name
     );
     let row = query.fetch_optional(connection).await?;
-    let said = row.and_then(|row| row.shows_usage.zip(row.takes_back));
-    Ok(said.map(|(usage, give_back)| AfterDelivery { usage, give_back }))
+    Ok(row.and_then(|row| {
+        Some(AfterDelivery {
+            usage: row.shows_usage?,
+            give_back: row.takes_back?,
+            suspend: row.suspends,
+        })
+    }))
 }
 
 /// The breakers of all providers that were ever configured, by name.

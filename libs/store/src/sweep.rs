@@ -69,7 +69,8 @@ pub struct SweepResult {
 ///
 /// Only these are waited for, because a backup, another table's migration or another database of
 /// the server may keep a transaction open for hours, and meanwhile nothing would find a lost job.
-/// Whoever writes a table holds a lock on it until its transaction ends, so `pg_locks` names them.
+/// Whoever writes a table holds a lock on it until its transaction ends, so `oldest_writer`, a
+/// function of the database, finds them in `pg_locks`.
 ///
 /// ```text
 ///  from               fence_at = T          until = now - first lease
@@ -108,10 +109,9 @@ impl SweptRange {
         // Reads the range and locks it (SKIP LOCKED, so a second process does not wait).
         //
         // - `fence` says whether all transactions with smaller ids that write the tables have
-        //   ended. Each locks its own id, which tells whose the other locks are. One that ends
-        //   after the snapshot was taken keeps its locks until its rows are visible, so the next
-        //   statement, which reads the range, sees them. A fence beyond the snapshot is unusable,
-        //   and is set anew: it comes with a restored dump, or another process has just set it.
+        //   ended, as `oldest_writer` sees it. The next statement, which reads the range, sees the
+        //   rows of those. A fence beyond the snapshot is unusable, and is set anew: it comes with
+        //   a restored dump, or another process has just set it.
         // - `range` computes the end of the longest allowed range, from the new start if the fence
         //   is passed.
         // - `until` is the end of the range: the longest allowed one, but never within the first
@@ -123,17 +123,7 @@ impl SweptRange {
                FROM walks
                CROSS JOIN LATERAL (
                    SELECT coalesce(fence_xid > pg_snapshot_xmax(pg_current_snapshot()), true) AS unusable,
-                          NOT EXISTS (
-                              SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS running (id)
-                              WHERE running.id < fence_xid AND running.id::xid = ANY (ARRAY (
-                                  SELECT transactionid FROM pg_locks
-                                  WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
-                                    AND virtualtransaction = ANY (ARRAY (
-                                        SELECT virtualtransaction FROM pg_locks
-                                        WHERE mode = 'RowExclusiveLock'
-                                          AND relation IN ('placements'::regclass, 'deliveries'::regclass, 'topup_changes'::regclass)
-                                          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())))))
-                          ) AS all_ended
+                          coalesce(oldest_writer() >= fence_xid, true) AS all_ended
                ) fence
                CROSS JOIN LATERAL (
                    SELECT CASE WHEN all_ended AND NOT unusable THEN fence_at ELSE up_to END + make_interval(secs => $3) AS stretch

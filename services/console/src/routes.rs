@@ -336,6 +336,16 @@ fn of_all() -> Vec<ConsoleRoute> {
             operator,
             post(pages::esim::give_back),
         ),
+        action(
+            "/esims/{id}/suspend",
+            support,
+            post(async |app, given, act| pages::esim::suspend(true, app, given, act).await),
+        ),
+        action(
+            "/esims/{id}/resume",
+            support,
+            post(async |app, given, act| pages::esim::suspend(false, app, given, act).await),
+        ),
         page("/webhooks/{id}", viewer, get(pages::webhook::show)),
         page("/webhooks", viewer, get(pages::webhooks::show)),
         page("/webhooks.csv", viewer, get(pages::webhooks::csv)),

@@ -51,6 +51,7 @@ use clap::{
 use domain::{Stored, TopupId, WebhookId};
 use reqwest::Url;
 use runtime::terminal::{is_closed, one_line, print, say};
+use serde_json::json;
 
 use crate::{
     account::{AccountConfig, ApiClient, ApiResponse, encoded},
@@ -151,9 +152,10 @@ const USAGE_EXAMPLES: &str = "Examples:
 
 const GIVE_BACK_EXAMPLES: &str = "Examples:
   esim-partner give-back 20250129123456123456789012
+  esim-partner give-back 20250129123456123456789012 --cause no_coverage
   esim-partner give-back 20250129123456123456789012 --state
 
-After a success nobody can install the eSIM any more. If the give-back is still under way, ask for its state later.";
+After a success nobody can install the eSIM any more. If the give-back is still under way, or claimed, because people at the provider decide, ask for its state later.";
 
 const SUSPEND_EXAMPLES: &str = "Examples:
   esim-partner suspend 20250129123456123456789012
@@ -283,6 +285,9 @@ enum AccountCommand {
     GiveBack {
         /// The topup id of 26 digits
         topup_id: TopupId,
+        /// Why: `installation_failure`, `no_coverage`, `change_of_plan`, `wrong_purchase` or `other`
+        #[arg(long, conflicts_with = "state")]
+        cause: Option<String>,
         /// Only show the state of the give-back
         #[arg(long)]
         state: bool,
@@ -484,6 +489,19 @@ fn query_of(parameters: &[(&str, Option<&str>)]) -> String {
     written.collect::<Vec<_>>().join("&")
 }
 
+/// Gives an eSIM back, or shows what became of that.
+async fn give_back(
+    account: &ApiClient,
+    topup_id: &TopupId,
+    cause: Option<&str>,
+    only_shows: bool,
+) -> anyhow::Result<ApiResponse> {
+    let method = if only_shows { "GET" } else { "POST" };
+    let path = format!("/topups/{topup_id}/give-back");
+    let body = cause.map(|cause| json!({ "cause": cause }));
+    account.send(method, &path, "", body.as_ref()).await
+}
+
 /// Suspends an eSIM, resumes it, or shows whether it is suspended.
 async fn suspension(
     account: &ApiClient,
@@ -559,11 +577,11 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let path = format!("/topups/{topup_id}/usage");
             account.send("GET", &path, "", None).await?
         }
-        AccountCommand::GiveBack { topup_id, state } => {
-            let method = if *state { "GET" } else { "POST" };
-            let path = format!("/topups/{topup_id}/give-back");
-            account.send(method, &path, "", None).await?
-        }
+        AccountCommand::GiveBack {
+            topup_id,
+            cause,
+            state,
+        } => give_back(&account, topup_id, cause.as_deref(), *state).await?,
         AccountCommand::Suspend { topup_id, state } => {
             let what = if *state { "suspension" } else { "suspend" };
             suspension(&account, topup_id, what).await?

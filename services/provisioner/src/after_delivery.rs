@@ -23,14 +23,17 @@
 
 use std::sync::Arc;
 
-use domain::{EsimChangeState, esim_change::EsimChangeEvent};
+use domain::{
+    EsimChangeState,
+    esim_change::{EsimChangeEvent, GiveBackCause},
+};
 use pipeline::worker::{Handler, Permit, Ticket, TicketClass, Trigger};
 use runtime::clock::Moment;
 use serde_json::json;
 use store::{
     esim_requests::{
-        self, AskedChange, ClaimedEsim, ClaimedRequest, EsimChangeReason, RequestClaim,
-        UsageFailure,
+        self, AskedChange, ClaimedEsim, ClaimedRequest, EsimChangeReason, EsimChangeSettlement,
+        RequestClaim, UsageFailure,
     },
     extensions::{self, ClaimedExtension},
     work::{LookResult, WorkLook},
@@ -40,8 +43,8 @@ use uuid::Uuid;
 use crate::{
     esim_change::{AGAIN_LEAST, BAD_UNIT_ID, ChangeRow, ClaimedChange, at_provider, pause},
     providers::{
-        Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, SuspendResponse,
-        Trouble,
+        Custody, DeliveredEsim, EsimStatus, ExtensionOffer, GiveBackResponse, GiveBackWay,
+        SuspendResponse, Trouble,
     },
     purchases::ProviderContext,
 };
@@ -244,25 +247,96 @@ impl ProviderContext {
             return Ok(());
         };
         let is_offered = match asked {
-            AskedChange::GiveBack => capabilities.give_back,
+            AskedChange::GiveBack => capabilities.give_back.is_some(),
             AskedChange::Suspension(_) => capabilities.suspend,
         };
-        if !is_offered {
+        let state = change.open.now.state;
+        if !is_offered && state != EsimChangeState::Claimed {
             return self
                 .refuse(change, EsimChangeReason::NotAvailable, None)
                 .await;
         }
-        let shown = status.map(|status| Shown::of(asked, status));
+        let way = capabilities.give_back;
+        let shown = if self.may_be_claim(asked, state) {
+            let custody = self.calls.find_claim(&esim).await;
+            custody.map(|custody| Shown::custody(custody, false))
+        } else {
+            status.map(|status| Shown::of(asked, status, way))
+        };
         let call = AttemptCall {
             asked,
+            cause: claimed.cause,
             esim: &esim,
             send_by: claim_began + self.settling_delay / 2,
         };
-        if change.open.now.state == EsimChangeState::Sending {
-            self.settle_attempt(change, shown, call).await
-        } else {
-            self.begin_attempt(change, shown, call).await
+        match state {
+            EsimChangeState::Sending => self.settle_attempt(change, shown, call).await,
+            EsimChangeState::Claimed => self.judge_claim(change, shown).await,
+            EsimChangeState::Asked
+            | EsimChangeState::Done
+            | EsimChangeState::Refused
+            | EsimChangeState::Parked => self.begin_attempt(change, shown, call).await,
         }
+    }
+
+    /// Whether a claim may have been sent whose verdict no look at the eSIM itself shows.
+    fn may_be_claim(&self, asked: AskedChange, state: EsimChangeState) -> bool {
+        let way = self.calls.provider.capabilities().give_back;
+        let is_sent = matches!(state, EsimChangeState::Sending | EsimChangeState::Claimed);
+        asked == AskedChange::GiveBack && way == Some(GiveBackWay::Claim) && is_sent
+    }
+
+    /// Ends a claim that is decided, or notes what the provider says of it. A state that nobody
+    /// knows is no verdict. The polls look again.
+    async fn judge_claim(
+        &self,
+        change: ClaimedChange<'_>,
+        shown: Result<Shown, Trouble>,
+    ) -> Result<(), pg::Error> {
+        let said = match shown {
+            Ok(Shown::Done) => return self.done(change).await,
+            Ok(Shown::Impossible(said)) => {
+                return self
+                    .end_change(
+                        change,
+                        EsimChangeEvent::Denied,
+                        EsimChangeReason::Denied,
+                        Some(said),
+                    )
+                    .await;
+            }
+            Ok(Shown::Claimed(said) | Shown::ClaimUnshown(said)) => said,
+            Ok(Shown::Possible | Shown::Installed | Shown::Nothing) => {
+                "the provider shows no claim any more".to_owned()
+            }
+            Err(trouble) => {
+                tracing::info!(
+                    topup.id = %change.esim.topup_id,
+                    provider.name = self.calls.name,
+                    class = trouble.class(),
+                    reason = trouble.reason(),
+                    "the provider does not say what became of a claim; the next poll asks again"
+                );
+                return Ok(());
+            }
+        };
+        self.note_claim(change, None, (None, Some(said))).await
+    }
+
+    /// Records that there is a claim, or what its provider says of it now.
+    async fn note_claim(
+        &self,
+        change: ClaimedChange<'_>,
+        event: Option<EsimChangeEvent>,
+        (reference, said): (Option<String>, Option<String>),
+    ) -> Result<(), pg::Error> {
+        let settlement = EsimChangeSettlement {
+            event,
+            reference,
+            claim: said,
+            ..EsimChangeSettlement::default()
+        };
+        self.settle_change(change, settlement).await
     }
 
     /// Answers what can be added to an eSIM. A provider that extends none offers nothing.
@@ -314,6 +388,18 @@ impl ProviderContext {
                 self.send_attempt(change, true, call).await
             }
             Ok(Shown::Nothing) => self.until_settled(change, None).await,
+            Ok(Shown::Claimed(said)) if self.has_settled(change.open) => {
+                let event = EsimChangeEvent::Claimed(change.attempt());
+                self.note_claim(change, Some(event), (None, Some(said)))
+                    .await
+            }
+            // Most are decided within seconds.
+            Ok(Shown::Claimed(_)) => {
+                let again_in = pause(change.open.attempt_age);
+                self.change_goes_on(change, None, again_in).await
+            }
+            // A second claim would be a second case for people, so nothing is sent again.
+            Ok(Shown::ClaimUnshown(said)) => self.still_unknown(change, &said).await,
             Ok(Shown::Possible | Shown::Impossible(_)) => self.not_done(change).await,
             Err(trouble) => self.still_unknown(change, trouble.reason()).await,
         }
@@ -327,8 +413,8 @@ impl ProviderContext {
         is_repeated: bool,
         call: AttemptCall<'_>,
     ) -> Result<(), pg::Error> {
-        let refused = match self.respond(call).await {
-            Some(Ok(refused)) => refused,
+        let answer = match self.respond(call).await {
+            Some(Ok(answer)) => answer,
             Some(Err(trouble)) if is_repeated => {
                 return self.still_unknown(change, trouble.reason()).await;
             }
@@ -339,37 +425,46 @@ impl ProviderContext {
             Some(Err(trouble)) => return self.unanswered(change, Some(trouble)).await,
             None => return self.unanswered(change, None).await,
         };
-        match refused {
-            None => self.done(change).await,
-            Some(said) => {
+        match answer {
+            AttemptAnswer::Done => self.done(change).await,
+            AttemptAnswer::Refused(said) => {
                 let event = EsimChangeEvent::Refused(change.attempt());
                 self.end_change(change, event, EsimChangeReason::Refused, Some(said))
+                    .await
+            }
+            AttemptAnswer::Claimed { reference, said } => {
+                let event = EsimChangeEvent::Claimed(change.attempt());
+                self.note_claim(change, Some(event), (reference, said))
                     .await
             }
         }
     }
 
-    /// Makes the call of an attempt. A definite response is a refusal in the provider's words, or
-    /// `None`: it is carried out.
-    async fn respond(&self, call: AttemptCall<'_>) -> Option<Result<Option<String>, Trouble>> {
+    /// Makes the call of an attempt.
+    async fn respond(&self, call: AttemptCall<'_>) -> Option<Result<AttemptAnswer, Trouble>> {
         let AttemptCall {
             asked,
+            cause,
             esim,
             send_by,
         } = call;
         Some(match asked {
             AskedChange::GiveBack => {
-                let response = self.calls.give_back(esim, send_by).await?;
+                let response = self.calls.give_back(esim, cause, send_by).await?;
                 response.map(|response| match response {
-                    GiveBackResponse::Returned => None,
-                    GiveBackResponse::Refused(said) => Some(said),
+                    GiveBackResponse::Returned => AttemptAnswer::Done,
+                    GiveBackResponse::Refused(said) => AttemptAnswer::Refused(said),
+                    GiveBackResponse::Claimed { reference, said } => AttemptAnswer::Claimed {
+                        reference: reference.map(|id| id.as_str().to_owned()),
+                        said,
+                    },
                 })
             }
             AskedChange::Suspension(suspend) => {
                 let response = self.calls.suspend(esim, suspend, send_by).await?;
                 response.map(|response| match response {
-                    SuspendResponse::Done => None,
-                    SuspendResponse::Refused(said) => Some(said),
+                    SuspendResponse::Done => AttemptAnswer::Done,
+                    SuspendResponse::Refused(said) => AttemptAnswer::Refused(said),
                 })
             }
         })
@@ -394,11 +489,17 @@ impl ProviderContext {
                     .refuse(change, EsimChangeReason::Refused, Some(said))
                     .await;
             }
-            Ok(Shown::Possible | Shown::Nothing) if is_late => {
+            Ok(Shown::Claimed(said)) => {
+                let event = EsimChangeEvent::Claimed(change.attempt());
+                return self
+                    .note_claim(change, Some(event), (None, Some(said)))
+                    .await;
+            }
+            Ok(Shown::Possible | Shown::Nothing | Shown::ClaimUnshown(_)) if is_late => {
                 return self.cannot_begin(change, None).await;
             }
             Err(trouble) => return self.cannot_begin(change, Some(&trouble)).await,
-            Ok(Shown::Possible | Shown::Nothing) => {}
+            Ok(Shown::Possible | Shown::Nothing | Shown::ClaimUnshown(_)) => {}
         }
         let Some(change) = self.record_attempt(change).await? else {
             return Ok(());
@@ -442,16 +543,34 @@ enum Shown {
     Installed,
     /// No look shows it.
     Nothing,
+    /// The provider decides about a claim, with its word for the state.
+    Claimed(String),
+    /// The eSIM is not given back, and no look shows whether there is a claim.
+    ClaimUnshown(String),
 }
 
 impl Shown {
-    fn of(asked: AskedChange, status: EsimStatus) -> Self {
+    /// What a look says of a give-back.
+    fn custody(custody: Custody, is_installed: bool) -> Self {
+        match custody {
+            Custody::Returned => Self::Done,
+            Custody::Claimed(said) => Self::Claimed(said),
+            Custody::ClaimUnshown(said) => Self::ClaimUnshown(said),
+            _ if is_installed => Self::Installed,
+            Custody::Kept(said) => Self::Impossible(said),
+            Custody::Returnable => Self::Possible,
+            Custody::Unshown => Self::Nothing,
+        }
+    }
+
+    fn of(asked: AskedChange, status: EsimStatus, way: Option<GiveBackWay>) -> Self {
         match (asked, status.custody) {
-            (AskedChange::GiveBack, Custody::Returned) => Self::Done,
-            (AskedChange::GiveBack, _) if status.reading.installed == Some(true) => Self::Installed,
-            (AskedChange::GiveBack, Custody::Kept(said)) => Self::Impossible(said),
-            (AskedChange::GiveBack, Custody::Returnable) => Self::Possible,
-            (AskedChange::GiveBack, Custody::Unshown) => Self::Nothing,
+            (AskedChange::GiveBack, custody) => {
+                // People may also take one back that is installed, and of no use.
+                let is_refused = way != Some(GiveBackWay::Claim);
+                let is_installed = status.reading.installed == Some(true);
+                Self::custody(custody, is_refused && is_installed)
+            }
             (AskedChange::Suspension(suspend), custody) => match (status.suspended, custody) {
                 (Some(suspended), _) if suspended == suspend => Self::Done,
                 (Some(_), _) => Self::Possible,
@@ -469,8 +588,20 @@ impl Shown {
 #[derive(Clone, Copy)]
 struct AttemptCall<'a> {
     asked: AskedChange,
+    cause: GiveBackCause,
     esim: &'a DeliveredEsim,
     send_by: Moment,
+}
+
+/// A definite response to an attempt.
+enum AttemptAnswer {
+    Done,
+    /// In the provider's words.
+    Refused(String),
+    Claimed {
+        reference: Option<String>,
+        said: Option<String>,
+    },
 }
 
 /// The offers as they are stored; JSON's `null` if the provider has no list of them, so that every

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::extension::Baseline;
+use domain::{esim_change::GiveBackCause, extension::Baseline};
 use pipeline::{Effect, perform};
 use runtime::clock::Moment;
 use tokio::time::timeout_at;
@@ -20,7 +20,7 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, BeforeExtension, DeliveredEsim, EsimStatus, ExtendResponse, Extension,
+        Balance, BeforeExtension, Custody, DeliveredEsim, EsimStatus, ExtendResponse, Extension,
         ExtensionOffer, ExtensionSeen, GiveBackResponse, Heard, LookUp, LookUpRequest,
         LookUpResponse, Provider, Purchase, PurchaseResponse, SuspendResponse, Trouble,
     },
@@ -152,18 +152,26 @@ impl Calls {
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
+        cause: GiveBackCause,
         send_by: Moment,
     ) -> Option<Result<GiveBackResponse, Trouble>> {
         if !self.may_change(send_by).await {
             return None;
         }
-        let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
+        let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim, cause));
         let giving_back = within((send_by + self.timeout).monotonic, giving_back);
         let given_back = self.timed("give_back", giving_back, |response| match response {
             GiveBackResponse::Returned => "returned",
             GiveBackResponse::Refused(_) => "refused",
+            GiveBackResponse::Claimed { .. } => "claimed",
         });
         Some(given_back.await)
+    }
+
+    /// Looks what became of a claim. It counts like [`Self::status`].
+    pub async fn find_claim(&self, esim: &DeliveredEsim) -> Result<Custody, Trouble> {
+        let asking = self.provider.find_claim(esim);
+        self.ask_behind("find_claim", asking, |_| "answered").await
     }
 
     /// Suspends a delivered eSIM, or resumes it. It is sent, or not, as [`Self::give_back`] is.
@@ -392,7 +400,7 @@ mod tests {
                 look_up: self.look_up,
                 callbacks: false,
                 cancel: false,
-                give_back: false,
+                give_back: None,
                 suspend: false,
                 usage: false,
                 extend: None,
@@ -591,11 +599,21 @@ mod tests {
             send_by,
         };
         // The state of the breaker is not known yet, so it is not closed.
-        assert!(calls.give_back(&esim, later).await.is_none());
+        assert!(
+            calls
+                .give_back(&esim, GiveBackCause::Other, later)
+                .await
+                .is_none()
+        );
         assert!(calls.extend(&extension(later)).await.is_none());
         calls.breaker.update(closed());
         for send_by in [send_by, suspended] {
-            assert!(calls.give_back(&esim, send_by).await.is_none());
+            assert!(
+                calls
+                    .give_back(&esim, GiveBackCause::Other, send_by)
+                    .await
+                    .is_none()
+            );
             assert!(calls.extend(&extension(send_by)).await.is_none());
         }
     }

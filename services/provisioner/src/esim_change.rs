@@ -255,7 +255,7 @@ impl ProviderContext {
             ChangeRow::Extension(id, _) => extensions::settle(connection, id, &settlement).await,
         });
         let (state, moved) = perform(Effect::CommitEsimOutcome, settling).await?;
-        let Some(state) = state.filter(|state| moved && state.is_over()) else {
+        let Some(state) = state.filter(|state| moved && state.is_answered()) else {
             return Ok(());
         };
         let name = row.state_name(state);
@@ -277,6 +277,7 @@ impl ProviderContext {
                 kind.word()
             );
         } else {
+            let said = said.or(settlement.claim);
             tracing::info!(
                 topup.id = %esim.topup_id,
                 order.id = %esim.order_id,
@@ -285,7 +286,7 @@ impl ProviderContext {
                 change = row.word(),
                 state = name,
                 said,
-                "a change to a delivered eSIM has ended"
+                "a change to a delivered eSIM has ended, or is a claim that its provider decides"
             );
         }
         Ok(())

@@ -28,10 +28,10 @@ pub use lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase, Unsuitable
 pub(crate) use provider::Adapter;
 pub use provider::{
     BadCallback, Balance, BoughtUnits, CallLimits, CallbackRequest, Capabilities, Custody,
-    DeliveredEsim, EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
-    LookUpResponse, OpenQuestion, PacedCalls, ProfileFault, Provider, ProviderConnection,
-    ProviderFacts, ProviderReport, ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse,
-    RefusedProduct, ReportSubject, SuspendResponse, Trouble,
+    DeliveredEsim, EsimStatus, GiveBackResponse, GiveBackWay, Heard, Hint, LiveAnswer, LookUp,
+    LookUpRequest, LookUpResponse, OpenQuestion, PacedCalls, ProfileFault, Provider,
+    ProviderConnection, ProviderFacts, ProviderReport, ProviderUnit, ProviderUnitState, Purchase,
+    PurchaseResponse, RefusedProduct, ReportSubject, SuspendResponse, Trouble,
 };
 pub use text::ProviderId;
 pub use told::{ToldFacts, UnknownValue};

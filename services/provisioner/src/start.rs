@@ -77,7 +77,8 @@ pub(crate) fn providers(
         let can = AfterDelivery {
             usage: capabilities.usage,
             // Whether an eSIM may be given back is read from what the provider shows of it.
-            give_back: capabilities.usage && capabilities.give_back,
+            give_back: capabilities.usage && capabilities.give_back.is_some(),
+            suspend: capabilities.usage && capabilities.suspend,
         };
         let mut watched = watched(config, (&name, rate, can), parts);
         let proof = Arc::new(Proof::new(config.accounts.digest(&name)));

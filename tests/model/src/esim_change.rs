@@ -1,5 +1,6 @@
-//! A model of a change to one delivered eSIM: it is given back, or extended at a provider that
-//! knows extensions by our id, or at one that only shows a difference, which may come late. There
+//! A model of a change to one delivered eSIM: it is given back, claimed back at a provider whose
+//! people decide and that shows only that the money has come, or extended at a provider that knows
+//! extensions by our id, or at one that only shows a difference, which may come late. There
 //! are two provisioners, a provider, and a customer who may install the eSIM at any moment, with
 //! crashes and stalls at any step and calls that arrive late or never. An extension is added as
 //! often as its call arrives.
@@ -30,6 +31,8 @@ const ATTEMPTS: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
     GiveBack,
+    /// People at the provider decide. No look shows whether there is a claim.
+    Claim,
     /// The provider knows extensions by our id, and shows at once what it has carried out.
     ExactExtension,
     /// The provider shows what it has carried out some time later.
@@ -50,6 +53,8 @@ pub enum Safeguard {
     /// That an extension is not shown is believed only of a provider that knows extensions by our
     /// id
     Absence,
+    /// That a claim is not shown is not taken for a claim that was not made
+    Unshown,
 }
 
 /// What must be true in every state.
@@ -59,7 +64,7 @@ pub enum Promise {
     RefusedStays,
     /// A change that is called done has happened.
     DoneIsTrue,
-    /// An extension is added once.
+    /// An extension is added once, and a claim is made once.
     Once,
     /// In every final state the change is done, refused or parked.
     Ends,
@@ -74,6 +79,8 @@ pub enum Saw {
     Possible,
     /// The provider would not carry it out, although a call that is on its way may still succeed.
     Kept,
+    /// The claim is denied.
+    Denied,
     Unknown,
 }
 
@@ -108,6 +115,7 @@ struct Request {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct State {
     change: Change,
     row: EsimChange,
@@ -120,6 +128,11 @@ pub struct State {
     installed: bool,
     /// How often the provider has carried the change out.
     effects: u8,
+    /// How often it has got a claim, and whether it has decided against it.
+    claims: u8,
+    denied: bool,
+    /// Whether its answer was lost.
+    claim_lost: bool,
     /// Whether a look shows that it has.
     shown: bool,
     /// How often the partner may still ask again, and how many processes may still die.
@@ -133,6 +146,10 @@ pub enum Action {
     Install,
     /// The provider shows what it has carried out.
     Show,
+    /// People at the provider decide on the claim.
+    Decide {
+        credited: bool,
+    },
     /// The partner asks again after a refusal.
     Ask,
     /// A provisioner claims the row and looks at the eSIM.
@@ -176,8 +193,8 @@ impl SmallModel for Protocol {
         },
         Promised {
             promise: Promise::Once,
-            name: "nothing is added twice",
-            is_kept: |_, state| state.effects <= 1,
+            name: "nothing is added or claimed twice",
+            is_kept: |_, state| state.effects <= 1 && state.claims <= 1,
         },
         Promised {
             promise: Promise::Ends,
@@ -212,6 +229,27 @@ impl SmallModel for Protocol {
         ("a give-back is parked", |_, state| {
             state.row.state == EsimChangeState::Parked && state.change == Change::GiveBack
         }),
+        ("a claim is credited", |_, state| {
+            state.row.state == EsimChangeState::Done && state.change == Change::Claim
+        }),
+        ("a claim is denied", |_, state| {
+            state.row.state == EsimChangeState::Refused
+                && state.change == Change::Claim
+                && state.denied
+        }),
+        ("a claim whose answer is lost is parked", |_, state| {
+            state.row.state == EsimChangeState::Parked
+                && state.change == Change::Claim
+                && state.claims == 1
+        }),
+        (
+            "a claim whose answer is lost is found by its credit",
+            |_, state| {
+                state.row.state == EsimChangeState::Done
+                    && state.change == Change::Claim
+                    && state.claim_lost
+            },
+        ),
         ("an extension that is not shown is parked", |_, state| {
             state.row.state == EsimChangeState::Parked
                 && state.change == Change::ExtensionByDifference
@@ -235,7 +273,11 @@ impl Protocol {
         actions.into_iter().any(|action| {
             let chance = matches!(
                 action,
-                Action::Install | Action::Show | Action::Ask | Action::Crash(_)
+                Action::Install
+                    | Action::Show
+                    | Action::Ask
+                    | Action::Crash(_)
+                    | Action::Decide { .. }
             );
             !chance && self.next_state(state, action).is_some()
         })
@@ -251,7 +293,19 @@ impl Protocol {
         let attempt = read.attempt;
         let event = match (read.state, saw) {
             (_, Saw::Done) => EsimChangeEvent::Done,
-            (EsimChangeState::Asked, Saw::Installed | Saw::Kept) => EsimChangeEvent::Refuse,
+            (EsimChangeState::Claimed, Saw::Denied) => EsimChangeEvent::Denied,
+            (EsimChangeState::Claimed, _) => return,
+            (EsimChangeState::Sending, Saw::Kept | Saw::Possible | Saw::Denied)
+                if state.change == Change::Claim && self.has(Safeguard::Unshown) =>
+            {
+                if state.age < OVERDUE {
+                    return;
+                }
+                EsimChangeEvent::Park(attempt)
+            }
+            (EsimChangeState::Asked, Saw::Installed | Saw::Kept | Saw::Denied) => {
+                EsimChangeEvent::Refuse
+            }
             (EsimChangeState::Asked, Saw::Possible) if attempt >= ATTEMPTS => {
                 EsimChangeEvent::Refuse
             }
@@ -287,7 +341,7 @@ impl Protocol {
             }
             (_, Saw::Unknown) => return,
             (_, Saw::Installed) => EsimChangeEvent::Refused(attempt),
-            (_, Saw::Kept | Saw::Possible) => EsimChangeEvent::NotDone {
+            (_, Saw::Kept | Saw::Possible | Saw::Denied) => EsimChangeEvent::NotDone {
                 attempt,
                 after_settling_delay: settled || !self.has(Safeguard::Settled),
             },
@@ -298,6 +352,30 @@ impl Protocol {
     fn record(state: &mut State, event: EsimChangeEvent) {
         if let Ok(after) = state.row.after(event) {
             state.row = after;
+        }
+    }
+
+    /// A call arrives at the provider. The response may be lost.
+    fn arrive(state: &mut State, request: usize, answered: bool) {
+        let arrived = state.requests.remove(request);
+        let was_given_back = state.change == Change::GiveBack && state.effects > 0;
+        if state.change == Change::Claim {
+            state.claims += 1;
+            state.claim_lost |= !answered;
+        } else if !state.installed && !was_given_back {
+            state.effects += 1;
+            state.shown |= state.change != Change::ExtensionByDifference;
+        }
+        // "It was given back before" is no definite response.
+        if answered && !was_given_back {
+            let sender = Work::Sent(arrived.attempt);
+            let done = state.effects > 0;
+            if let Some(work) = state.provisioners.iter_mut().find(|work| **work == sender) {
+                *work = Work::Answered {
+                    attempt: arrived.attempt,
+                    done,
+                };
+            }
         }
     }
 }
@@ -316,12 +394,16 @@ impl Model for Protocol {
             requests: Vec::new(),
             installed: false,
             effects: 0,
+            claims: 0,
+            denied: false,
+            claim_lost: false,
             shown: false,
             asks,
             faults: 1,
         };
         vec![
             begin(Change::GiveBack, 1),
+            begin(Change::Claim, 0),
             begin(Change::ExactExtension, 0),
             begin(Change::ExtensionByDifference, 0),
         ]
@@ -331,6 +413,10 @@ impl Model for Protocol {
         let is_given_back = state.change == Change::GiveBack;
         if is_given_back && !state.installed && state.effects == 0 {
             actions.push(Action::Install);
+        }
+        if state.claims > 0 && state.effects == 0 && !state.denied {
+            actions.push(Action::Decide { credited: true });
+            actions.push(Action::Decide { credited: false });
         }
         if state.effects > 0 && !state.shown {
             actions.push(Action::Show);
@@ -342,10 +428,14 @@ impl Model for Protocol {
             match state.provisioners[by] {
                 Work::Idle if !state.row.state.is_over() => {
                     // Before an attempt of an extension nobody looks for an earlier one.
-                    let is_looked_for =
-                        is_given_back || state.row.state == EsimChangeState::Sending;
+                    let is_looked_for = is_given_back
+                        || state.change == Change::Claim
+                        || state.row.state == EsimChangeState::Sending;
                     let certain = if state.shown && is_looked_for {
                         vec![Saw::Done]
+                    } else if state.denied {
+                        // Not every provider shows it.
+                        vec![Saw::Denied, Saw::Possible]
                     } else if state.installed {
                         vec![Saw::Installed]
                     } else {
@@ -385,6 +475,10 @@ impl Model for Protocol {
         match action {
             Action::Install => state.installed = true,
             Action::Show => state.shown = true,
+            Action::Decide { credited } => {
+                state.effects += u8::from(credited);
+                state.denied = !credited;
+            }
             Action::Ask => {
                 state.asks -= 1;
                 Self::record(&mut state, EsimChangeEvent::Ask);
@@ -412,26 +506,7 @@ impl Model for Protocol {
                     Self::record(&mut state, EsimChangeEvent::NotSent(attempt));
                 }
             }
-            Action::Arrive { request, answered } => {
-                let arrived = state.requests.remove(request);
-                let was_given_back = state.change == Change::GiveBack && state.effects > 0;
-                if !state.installed && !was_given_back {
-                    state.effects += 1;
-                    state.shown |= state.change != Change::ExtensionByDifference;
-                }
-                // "It was given back before" is no definite response.
-                if answered && !was_given_back {
-                    let sender = Work::Sent(arrived.attempt);
-                    let done = state.effects > 0;
-                    if let Some(work) = state.provisioners.iter_mut().find(|work| **work == sender)
-                    {
-                        *work = Work::Answered {
-                            attempt: arrived.attempt,
-                            done,
-                        };
-                    }
-                }
-            }
+            Action::Arrive { request, answered } => Self::arrive(&mut state, request, answered),
             Action::Vanish(request) => drop(state.requests.remove(request)),
             Action::TimeOut(by) => {
                 if let Work::Sent(attempt) = state.provisioners[by] {
@@ -444,11 +519,14 @@ impl Model for Protocol {
             Action::Record(by) => {
                 if let Work::Answered { attempt, done } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    let refused = EsimChangeEvent::Refused(attempt);
-                    Self::record(
-                        &mut state,
-                        if done { EsimChangeEvent::Done } else { refused },
-                    );
+                    let event = if state.change == Change::Claim {
+                        EsimChangeEvent::Claimed(attempt)
+                    } else if done {
+                        EsimChangeEvent::Done
+                    } else {
+                        EsimChangeEvent::Refused(attempt)
+                    };
+                    Self::record(&mut state, event);
                 }
             }
             Action::Crash(by) => {

@@ -126,6 +126,8 @@ pub fn routes() -> Router<Upstreams> {
         .route("/v2/sims/{iccid}/topups", get(top_ups))
         .route("/v2/sims/{iccid}/packages", get(sim_packages))
         .route("/v2/sims/{iccid}/usage", get(usage))
+        .route("/v2/refund", post(claim))
+        .route("/claims/{iccid}", put(decide_claim).get(show_claim))
         .route("/v2/balance", get(balance))
         .route("/v2/packages", get(packages))
         .route("/airalo/discount", put(set_discount))
@@ -370,6 +372,8 @@ async fn list(
     };
     let now = clock::now();
     let text = asked.parameters.get("filter[description]");
+    let iccid = asked.parameters.get("filter[iccid]");
+    let unit = iccid.map(|iccid| profile::unit(iccid));
     let is_wanted = |description: &str, at: OffsetDateTime| {
         let day = at.to_offset(UtcOffset::UTC).date();
         text.is_none_or(|text| description.contains(text.as_str()))
@@ -378,10 +382,15 @@ async fn list(
     let mut purchases = sandbox
         .ledger
         .purchases(|purchase| is_wanted(&purchase.order_id, purchase.at));
-    purchases.retain(|purchase| sandbox.shows(purchase));
+    purchases.retain(|purchase| {
+        let mut units = purchase.units();
+        let has = unit.is_none_or(|wanted| units.any(|(unit, _)| Some(unit) == wanted));
+        has && sandbox.shows(purchase)
+    });
     let orders = purchases.iter().map(|purchase| Entry::Order(purchase));
     let top_ups = sold_top_ups(sandbox).into_iter().filter(|top_up| {
         is_wanted(&top_up.description(&upstreams), top_up.extension.at)
+            && unit.is_none_or(|wanted| Some(top_up.extension.unit) == wanted)
             && sandbox.shows_since(top_up.extension.at)
     });
     let mut entries: Vec<Entry> = orders.chain(top_ups.map(Entry::TopUp)).collect();
@@ -839,7 +848,8 @@ fn shown(upstreams: &Upstreams, purchase: &LedgerPurchase, now: OffsetDateTime) 
     } else if is_named(&product.option_id, "odd-state") {
         json!({ "name": "Under review", "slug": "under_review" })
     } else {
-        json!({ "name": "Completed", "slug": "completed" })
+        let slug = slug(upstreams, purchase);
+        json!({ "name": slug, "slug": slug })
     };
     let created = purchase.at.to_offset(UtcOffset::UTC).format(CREATED);
     let sims: Vec<Value> = units::shown(sandbox, purchase, now)
@@ -889,6 +899,126 @@ fn shown(upstreams: &Upstreams, purchase: &LedgerPurchase, now: OffsetDateTime) 
         "sims": sims,
         "status": status,
     })
+}
+
+/// The state of an order by what was credited of it.
+fn slug(upstreams: &Upstreams, purchase: &LedgerPurchase) -> String {
+    let units: Vec<UnitNumber> = purchase.units().map(|(unit, _)| unit).collect();
+    let ledger = &upstreams.sandbox.ledger;
+    let credited = units
+        .iter()
+        .filter(|unit| ledger.is_canceled(**unit))
+        .count();
+    if credited == units.len() {
+        return "refunded".to_owned();
+    }
+    if credited > 0 {
+        return "partially_refunded".to_owned();
+    }
+    let mut claims = units.iter().filter_map(|unit| upstreams.claim(*unit));
+    let said = claims.find_map(|claim| claim.state);
+    said.unwrap_or_else(|| "completed".to_owned())
+}
+
+/// The reasons of a claim (page on the request for a refund, September 2026).
+const REASONS: [&str; 23] = [
+    "INSTALLATION_FAILURE",
+    "NO_COVERAGE",
+    "APN_FAILURE",
+    "TRIP_CANCELLATION",
+    "INTERMITTENT_CONNECTION",
+    "BLOCKED_NETWORK",
+    "CHANGE_OF_PLAN",
+    "DELETED_ESIM",
+    "EARLY_EXPIRY",
+    "HOTSPOT_NOT_WORKING",
+    "IMSI_CHANGE",
+    "INCOMPATIBLE_DEVICE",
+    "LOCKED_DEVICE",
+    "NO_VOICE_TEXT_SERVICES",
+    "OVERCHARGED",
+    "SLOW_SPEED",
+    "TOP_UP_PACKAGE_FAILURE",
+    "UNKNOWN_CHARGES",
+    "WRONG_PURCHASE",
+    "UNABLE_TO_ACCESS_APPS",
+    "SERVICE_DEGRADATION",
+    "QR_ISSUE_PARTNERS",
+    "OTHERS",
+];
+
+/// Takes a claim for at most five eSIMs, which people decide later.
+async fn claim(
+    State(upstreams): State<Upstreams>,
+    _: WithToken,
+    Json(asked): Json<Value>,
+) -> Response {
+    let text = |name: &str| asked.get(name).and_then(Value::as_str);
+    let Some(reason) = text("reason").filter(|reason| REASONS.contains(reason)) else {
+        return invalid("reason", "The selected reason is invalid.");
+    };
+    let notes = text("notes").filter(|notes| !notes.is_empty());
+    if reason == "OTHERS" && notes.is_none() || notes.is_some_and(|notes| notes.len() > 255) {
+        return invalid(
+            "notes",
+            "The notes field is required when reason is OTHERS.",
+        );
+    }
+    let iccids = asked.get("iccids").and_then(Value::as_array);
+    let units: Option<Vec<UnitNumber>> = iccids.and_then(|iccids| {
+        let units = iccids.iter().map(|iccid| {
+            let unit = profile::unit(iccid.as_str()?)?;
+            upstreams.sandbox.ledger.containing(unit).map(|_| unit)
+        });
+        units.collect()
+    });
+    let Some(units) = units.filter(|units| (1..=5).contains(&units.len())) else {
+        let meta = json!({ "message": "the parameter is invalid" });
+        let body = json!({ "data": [], "meta": meta });
+        return (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response();
+    };
+    for unit in &units {
+        upstreams.claimed(*unit, Some(reason));
+    }
+    let purchase = upstreams.sandbox.ledger.containing(units[0]);
+    if purchase.is_some_and(|one| is_named(&one.products[0].option_id, "return-lost")) {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    let now = clock::now().to_offset(UtcOffset::UTC);
+    let taken = data(&json!({
+        "refund_id": units[0].to_string(),
+        "created_at": now.format(CREATED).unwrap_or_default(),
+    }));
+    (StatusCode::ACCEPTED, Json(taken)).into_response()
+}
+
+/// People decide a claim at Airalo or Zendit: `DONE` credits it, anything else is the state that is
+/// shown from now on.
+async fn decide_claim(
+    State(upstreams): State<Upstreams>,
+    Path(iccid): Path<String>,
+    Json(state): Json<String>,
+) -> StatusCode {
+    let Some(unit) = profile::unit(&iccid) else {
+        return StatusCode::NOT_FOUND;
+    };
+    if state == "DONE"
+        && !matches!(
+            upstreams.sandbox.ledger.cancel(unit, clock::now()),
+            Ok(true)
+        )
+    {
+        return StatusCode::NOT_FOUND;
+    }
+    let mut claims = lock(&upstreams.claims);
+    claims.entry(unit).or_default().state = Some(state);
+    StatusCode::NO_CONTENT
+}
+
+/// What was sent of a claim.
+async fn show_claim(State(upstreams): State<Upstreams>, Path(iccid): Path<String>) -> Response {
+    let claim = profile::unit(&iccid).and_then(|unit| upstreams.claim(unit));
+    Json(claim).into_response()
 }
 
 /// Shows how much of its data an eSIM has used, in MB.

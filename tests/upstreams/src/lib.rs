@@ -112,6 +112,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 iccids,
                 airalo_places: config.airalo_places,
                 airalo_pricing: Arc::default(),
+                claims: Arc::default(),
             }),
         orders: &[
             esim_access::ORDER,

@@ -11,6 +11,7 @@ use axum::{
 };
 use runtime::lock;
 use sandbox::{Sandbox, channel::CallbackChannel, profile::UnitNumber, purchase::LedgerPurchase};
+use serde::Serialize;
 
 /// What the handlers of the further protocols share.
 #[derive(Clone)]
@@ -33,9 +34,34 @@ pub(crate) struct Upstreams {
     pub(crate) airalo_places: usize,
     /// How our account pays at Airalo.
     pub(crate) airalo_pricing: Arc<Mutex<Pricing>>,
+    /// The claims of eSIMs at Airalo and Zendit, which people decide. They are in memory only.
+    pub(crate) claims: Arc<Mutex<HashMap<UnitNumber, Claim>>>,
+}
+
+/// A claim.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Claim {
+    /// How often it was sent.
+    pub(crate) sent: u32,
+    /// The reason that Airalo was told.
+    pub(crate) reason: Option<String>,
+    /// What the provider shows of it, if that is not what it shows without a verdict.
+    pub(crate) state: Option<String>,
 }
 
 impl Upstreams {
+    /// Notes that a claim was sent.
+    pub(crate) fn claimed(&self, unit: UnitNumber, reason: Option<&str>) {
+        let mut claims = lock(&self.claims);
+        let claim = claims.entry(unit).or_default();
+        claim.sent += 1;
+        claim.reason = reason.map(str::to_owned);
+    }
+
+    pub(crate) fn claim(&self, unit: UnitNumber) -> Option<Claim> {
+        lock(&self.claims).get(&unit).cloned()
+    }
+
     /// Whether the provider does something else than it documents: `"detect_duplicates": false` of
     /// the faults. A proof has to catch it.
     pub(crate) fn lies(&self) -> bool {

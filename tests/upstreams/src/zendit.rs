@@ -254,7 +254,7 @@ async fn show(State(upstreams): State<Upstreams>, _: WithKey, Path(id): Path<Str
     let sandbox = &upstreams.sandbox;
     if let Some(purchase) = find(sandbox, &id) {
         let garble = sandbox.garble(purchase.products.iter());
-        return garble::garbled(garble, &SHAPE, shown(sandbox, &purchase, clock::now()));
+        return garble::garbled(garble, &SHAPE, shown(&upstreams, &purchase, clock::now()));
     }
     let plans = sandbox.ledger.extensions(|one| one.extension_id == id);
     if let Some(extension) = plans.first() {
@@ -287,7 +287,8 @@ fn fault() -> Value {
 }
 
 /// A purchase as it is now.
-fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
+fn shown(upstreams: &Upstreams, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
+    let sandbox = &upstreams.sandbox;
     let unit = purchase.first_unit;
     let is_canceled = sandbox.ledger.is_canceled(unit);
     let states = units::shown(sandbox, purchase, now);
@@ -299,10 +300,13 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
     };
     let profile = sandbox.ledger.profile(unit, purchase.at);
     let mut shown = whole(purchase, status, (status == "DONE").then_some(&profile));
+    let claim = upstreams.claim(unit);
     let refund = if is_named(purchase, "refunding") {
-        Some("IN_PROGRESS")
+        Some("IN_PROGRESS".to_owned())
+    } else if is_canceled {
+        Some("DONE".to_owned())
     } else {
-        is_canceled.then_some("DONE")
+        claim.map(|claim| claim.state.unwrap_or_else(|| "PENDING".to_owned()))
     };
     if let Some(status) = refund {
         shown["refund"] = json!({ "status": status });
@@ -314,7 +318,7 @@ fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> V
 }
 
 /// Whether the option of a purchase is that of this name, which says how it behaves in this
-/// protocol: `refunding` or `odd-state`.
+/// protocol: `refunding`, `reviewed` or `odd-state`.
 fn is_named(purchase: &LedgerPurchase, name: &str) -> bool {
     let option = purchase.products.first();
     option.is_some_and(|product| option_id(name).to_string() == product.option_id)
@@ -405,7 +409,12 @@ impl Asked {
 }
 
 /// Lists all purchases, newest first.
-async fn list(State(sandbox): State<Sandbox>, _: WithKey, RawQuery(query): RawQuery) -> Response {
+async fn list(
+    State(upstreams): State<Upstreams>,
+    _: WithKey,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
     let Some(asked) = Asked::read(query.as_deref()) else {
         return INVALID.into_response();
     };
@@ -418,20 +427,30 @@ async fn list(State(sandbox): State<Sandbox>, _: WithKey, RawQuery(query): RawQu
         .purchases(|purchase| !is_of_plan(purchase.first_unit));
     let bought = purchases
         .iter()
-        .map(|purchase| (purchase.at, shown(&sandbox, purchase, now)));
-    let added = plans.iter().map(|one| (one.at, plan(&sandbox, one, now)));
+        .map(|purchase| (purchase.at, shown(&upstreams, purchase, now)));
+    let added = plans.iter().map(|one| (one.at, plan(sandbox, one, now)));
     let mut all: Vec<(OffsetDateTime, Value)> = bought.chain(added).collect();
     all.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     let all: Vec<Value> = all.into_iter().map(|(_, shown)| shown).collect();
     asked.page(&all)
 }
 
-/// Gives money back for an eSIM that nobody has installed. It is accepted and carried out later.
-async fn give_back(State(sandbox): State<Sandbox>, _: WithKey, Path(id): Path<String>) -> Response {
-    let Some(purchase) = find(&sandbox, &id) else {
+/// Gives money back for an eSIM that nobody has installed. It is accepted and carried out later,
+/// and for the option `reviewed` only once people have decided so.
+async fn give_back(
+    State(upstreams): State<Upstreams>,
+    _: WithKey,
+    Path(id): Path<String>,
+) -> Response {
+    let sandbox = &upstreams.sandbox;
+    let Some(purchase) = find(sandbox, &id) else {
         return NO_TRANSACTION.into_response();
     };
-    match after::give_back(&sandbox, purchase.first_unit) {
+    if is_named(&purchase, "reviewed") {
+        upstreams.claimed(purchase.first_unit, None);
+        return Json(json!({ "status": "PENDING" })).into_response();
+    }
+    match after::give_back(sandbox, purchase.first_unit) {
         Ok(GiveBackResult::Done | GiveBackResult::Again) => {
             Json(json!({ "status": "ACCEPTED" })).into_response()
         }

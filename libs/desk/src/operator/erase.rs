@@ -115,7 +115,7 @@ pub async fn order(
                    JOIN topups t ON t.placement_id = p.placement_id
                    WHERE p.order_id = $1
                      -- A sub-select for each unit, because PostgreSQL could join a whole table instead.
-                     AND ((SELECT r.give_back IN ('asked', 'sending', 'parked') OR r.suspension IN ('asked', 'sending')
+                     AND ((SELECT r.give_back IN ('asked', 'sending', 'claimed', 'parked') OR r.suspension IN ('asked', 'sending')
                            FROM esim_requests r WHERE r.topup_id = t.topup_id)
                           OR (SELECT true FROM extensions x
                               WHERE x.topup_id = t.topup_id AND x.state IN ('asked', 'sending', 'parked'))
@@ -275,9 +275,13 @@ pub async fn partner_orders(
     let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind NOT IN ('deliver', 'erase', 'usage', 'moved', 'resend'))
                   + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked')
-                  -- A give-back that is parked, as one under way: the provider may have taken the eSIM back. So is an extension.
+                  -- A give-back that is parked, as one under way: the provider may take the eSIM back, or has. So is an extension.
                   + (SELECT count(*) FROM esim_requests
                      WHERE partner_id = $1 AND give_back = 'parked')
+                  -- The polls look at each claim, and have an index.
+                  + (SELECT count(*) FROM esim_requests
+                     WHERE partner_id = $1 AND give_back = 'claimed' AND poll_at IS NOT NULL
+                       AND provider = ANY (ARRAY (SELECT name FROM providers)))
                   + (SELECT count(*) FROM extensions
                      WHERE partner_id = $1 AND state = 'parked') AS "placements!",
                   (SELECT count(*) FROM work WHERE partner_id = $1 AND kind = 'deliver')

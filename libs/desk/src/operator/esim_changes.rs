@@ -128,6 +128,50 @@ pub async fn list(
     Ok(listed.collect())
 }
 
+/// A claim that people at the provider decide.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListedClaim {
+    pub topup_id: String,
+    pub partner_id: PartnerId,
+    /// The partner's name.
+    pub partner: Option<String>,
+    pub provider: String,
+    /// The provider's id of the unit.
+    pub provider_unit_id: Option<String>,
+    /// The provider's id of the claim, if it has one.
+    pub claim: Option<String>,
+    /// Why the eSIM is given back.
+    pub cause: Option<String>,
+    /// What the provider said last.
+    pub message: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub asked_at: OffsetDateTime,
+}
+
+/// Lists at most `limit` claims that are not decided, the oldest first.
+pub async fn claims(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    limit: i64,
+) -> Result<Vec<ListedClaim>> {
+    let query = sqlx::query_as!(
+        ListedClaim,
+        r#"SELECT r.topup_id, r.partner_id, p.name AS "partner?", r.provider,
+                  e.provider_unit_id AS "provider_unit_id?", r.claim, r.give_back_cause AS cause, r.message,
+                  r.give_back_asked_at AS "asked_at!"
+           FROM esim_requests r
+           LEFT JOIN esims e ON e.topup_id = r.topup_id
+           LEFT JOIN partners p ON p.partner_id = r.partner_id
+           -- The polls look at each claim, and have an index.
+           WHERE r.give_back = 'claimed' AND r.poll_at IS NOT NULL
+             AND r.provider = ANY (ARRAY (SELECT name FROM providers WHERE $1::text IS NULL OR name = $1))
+           ORDER BY r.give_back_asked_at LIMIT $2"#,
+        provider,
+        limit,
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
 /// What an operator has found at the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EsimChangeFinding {
@@ -160,7 +204,7 @@ pub struct ResolvedEsimChange {
 pub enum EsimChangeNotResolved {
     #[error("nobody has asked for {} of this topup", .0.with_article())]
     Unknown(EsimChangeKind),
-    #[error("it is {state}; only a parked {} can be resolved", .kind.word())]
+    #[error("it is {state}; only a {} that is parked or claimed can be resolved", .kind.word())]
     NotParked {
         kind: EsimChangeKind,
         state: &'static str,
@@ -173,7 +217,8 @@ pub enum EsimChangeNotResolved {
 
 pg::store_error!(EsimChangeNotResolved);
 
-/// Resolves the parked change of this kind of a topup, which has at most one.
+/// Resolves the parked change of this kind of a topup, which has at most one, or its claim, of
+/// whose verdict the provider has told people.
 pub async fn resolve(
     connection: &mut PgConnection,
     (kind, topup_id): (EsimChangeKind, &TopupId),
@@ -195,7 +240,8 @@ pub async fn resolve(
             kind,
             state: name(parked.state),
         };
-        if parked.state != EsimChangeState::Parked {
+        let open = [EsimChangeState::Parked, EsimChangeState::Claimed];
+        if !open.contains(&parked.state) {
             return Err(not_parked());
         }
         if seen.is_some_and(|seen| seen != shown) {

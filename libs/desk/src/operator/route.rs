@@ -140,6 +140,9 @@ pub(super) fn change_told(
 pub fn give_back(topup: &TopupView) -> Option<String> {
     let state = topup.give_back.0.as_ref()?.told(|state| match state {
         EsimChangeState::Asked | EsimChangeState::Sending => "is under way",
+        EsimChangeState::Claimed => {
+            "is a claim that people at the provider decide; if they told you, record it"
+        }
         EsimChangeState::Done => "has ended: the provider has the eSIM back",
         EsimChangeState::Refused => "was refused, so the eSIM stays with the partner",
         EsimChangeState::Parked => {
@@ -167,7 +170,9 @@ pub fn trouble(topup: &TopupView) -> Option<String> {
 /// An extension of a unit in words.
 pub fn extension(one: &ExtensionView) -> String {
     let stands = one.state.told(|state| match state {
-        EsimChangeState::Asked | EsimChangeState::Sending => "is under way",
+        EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Claimed => {
+            "is under way"
+        }
         EsimChangeState::Done if one.has_new_profile => {
             "was added: the provider has sold another eSIM, whose profile the topup has"
         }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use domain::{EsimChangeState, PartnerId, TopupId, standing::Rows};
+use domain::{EsimChangeState, PartnerId, TopupId, esim_change::GiveBackCause, standing::Rows};
 use pg::{
     Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
@@ -265,13 +265,15 @@ async fn make_due(
 }
 
 /// Asks to give a ready unit of the partner back, by [`domain::esim_change::EsimChangeEvent::Ask`]
-/// if it was refused before. A give-back that is under way, parked or done stays as it is.
+/// if it was refused before. A give-back that is under way, claimed, parked or done stays as it is.
 pub async fn ask_give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
+    cause: GiveBackCause,
 ) -> Result<()> {
-    give_back(connection, partner_id, topup_id, (Actor::PARTNER, REASON)).await?;
+    let by = (Actor::PARTNER, REASON);
+    give_back(connection, partner_id, (topup_id, cause), by).await?;
     Ok(())
 }
 
@@ -281,25 +283,26 @@ pub async fn ask_give_back(
 pub async fn give_back(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    topup_id: &TopupId,
+    (topup_id, cause): (&TopupId, GiveBackCause),
     (actor, reason): (Actor<'_>, &str),
 ) -> Result<bool> {
     transaction!(connection, "esims::give_back", |transaction| {
         keep_order(transaction, topup_id).await?;
         wait_for_turn(transaction, topup_id.as_str()).await?;
         let statement = sqlx::query!(
-            "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
-         SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
+            "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at, give_back_cause)
+         SELECT u.topup_id, u.partner_id, e.provider, 'asked', now(), $3
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
            AND NOT EXISTS (SELECT FROM extensions x
                            WHERE x.topup_id = $2 AND (x.state IN ('asked', 'sending', 'parked') OR x.has_new_profile))
          ON CONFLICT (topup_id) DO UPDATE
-         SET give_back = 'asked', give_back_asked_at = now(),
+         SET give_back = 'asked', give_back_asked_at = now(), give_back_cause = excluded.give_back_cause, claim = NULL,
              not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL
          WHERE r.give_back IS NULL OR r.give_back = 'refused'",
             partner_id.uuid(),
             topup_id.as_str(),
+            cause.as_str(),
         );
         let asked = statement.execute(&mut **transaction).await?.rows_affected() > 0;
         make_due(transaction, partner_id, topup_id).await?;
@@ -310,23 +313,36 @@ pub async fn give_back(
                 target: &format!("topup {}", topup_id.as_str()),
                 reason,
             };
-            let changed =
-                ActionChange::created(json!({ "give_back": EsimChangeState::Asked.as_str() }));
+            let changed = ActionChange::created(
+                json!({ "give_back": EsimChangeState::Asked.as_str(), "cause": cause }),
+            );
             actions::record(transaction, action, 1, changed).await?;
         }
         Ok(TransactionEnd::Commit(asked))
     })
 }
 
-/// Asks to suspend a ready unit of the partner, or to resume it. While another wish about it is
-/// under way, it stays as it is. So does an eSIM that its provider has sold instead of an
-/// extension, because calls would name the one before.
+/// Asks to suspend a ready unit of the partner, or to resume it.
 pub async fn ask_suspension(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
     suspend: bool,
 ) -> Result<()> {
+    let by = (Actor::PARTNER, REASON);
+    put_suspension(connection, partner_id, (topup_id, suspend), by).await?;
+    Ok(())
+}
+
+/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew.
+/// While another wish about it is under way, it stays as it is. So does an eSIM that its provider
+/// has sold instead of an extension, because calls would name the one before.
+pub async fn put_suspension(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    (topup_id, suspend): (&TopupId, bool),
+    (actor, reason): (Actor<'_>, &str),
+) -> Result<bool> {
     transaction!(connection, "esims::ask_suspension", |transaction| {
         keep_order(transaction, topup_id).await?;
         let statement = sqlx::query!(
@@ -347,18 +363,18 @@ pub async fn ask_suspension(
         make_due(transaction, partner_id, topup_id).await?;
         if asked {
             let action = Action {
-                actor: Actor::PARTNER,
+                actor,
                 command: if suspend {
                     domain::Command::TopupSuspend
                 } else {
                     domain::Command::TopupResume
                 },
                 target: &format!("topup {}", topup_id.as_str()),
-                reason: REASON,
+                reason,
             };
             let changed = ActionChange::created(json!({ "suspend": suspend }));
             actions::record(transaction, action, 1, changed).await?;
         }
-        Ok(TransactionEnd::Commit(()))
+        Ok(TransactionEnd::Commit(asked))
     })
 }

@@ -400,7 +400,7 @@ async fn refused(
     }
     let query = sqlx::query!(
         r#"SELECT u.ready_at IS NOT NULL AND u.erased_at IS NULL AND u.returned_at IS NULL AS "ready!",
-                  coalesce(r.give_back IN ('asked', 'sending', 'parked', 'returned'), false) AS "giving_back!",
+                  coalesce(r.give_back IN ('asked', 'sending', 'claimed', 'parked', 'returned'), false) AS "giving_back!",
                   (SELECT x.external_id FROM extensions x
                    WHERE x.topup_id = u.topup_id AND x.state IN ('asked', 'sending', 'parked')) AS open
            FROM partner_units u LEFT JOIN esim_requests r ON r.topup_id = u.topup_id

@@ -50,6 +50,7 @@ fn each(mut check: impl FnMut(&UnitFacts<'_>)) {
         None,
         Some(EsimChangeState::Asked),
         Some(EsimChangeState::Sending),
+        Some(EsimChangeState::Claimed),
         Some(EsimChangeState::Done),
         Some(EsimChangeState::Refused),
         Some(EsimChangeState::Parked),

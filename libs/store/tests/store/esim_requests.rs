@@ -12,7 +12,7 @@ use desk::{
 };
 use domain::{
     EsimChangeState, PartnerId, TopupId,
-    esim_change::{EsimChange, EsimChangeEvent, EsimChangeKind},
+    esim_change::{EsimChange, EsimChangeEvent, EsimChangeKind, GiveBackCause},
 };
 use sqlx::PgConnection;
 use store::{
@@ -35,6 +35,16 @@ pub const MINUTE: Duration = Duration::from_mins(1);
 pub const STATES: [EsimChangeState; 5] = [
     EsimChangeState::Asked,
     EsimChangeState::Sending,
+    EsimChangeState::Done,
+    EsimChangeState::Refused,
+    EsimChangeState::Parked,
+];
+
+/// Those of a give-back.
+const GIVE_BACK_STATES: [EsimChangeState; 6] = [
+    EsimChangeState::Asked,
+    EsimChangeState::Sending,
+    EsimChangeState::Claimed,
     EsimChangeState::Done,
     EsimChangeState::Refused,
     EsimChangeState::Parked,
@@ -179,7 +189,7 @@ async fn what_is_asked_is_work_until_it_is_answered() {
         esims::ask_usage(&mut connection, partner, &topup)
             .await
             .unwrap();
-        esims::ask_give_back(&mut connection, partner, &topup)
+        esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
             .await
             .unwrap();
     }
@@ -217,12 +227,14 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
     let partner = PartnerId::new();
     let topup = bench.esim(partner).await;
     let mut connection = bench.connection().await;
-    esims::ask_give_back(&mut connection, partner, &topup)
+    esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
         .await
         .unwrap();
     assert_eq!(bench.give_back(&topup).await, EsimChange::NEW);
-    let events = events();
-    for state in STATES {
+    let mut events = events();
+    events.push(EsimChangeEvent::Denied);
+    events.extend((ATTEMPT - 1..=ATTEMPT + 1).map(EsimChangeEvent::Claimed));
+    for state in GIVE_BACK_STATES {
         for not_done in [false, true] {
             let start = EsimChange {
                 state,
@@ -234,9 +246,14 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                 let expected = start.after(event).unwrap_or(start);
                 match event {
                     EsimChangeEvent::Ask => {
-                        esims::ask_give_back(&mut connection, partner, &topup)
-                            .await
-                            .unwrap();
+                        esims::ask_give_back(
+                            &mut connection,
+                            partner,
+                            &topup,
+                            GiveBackCause::Other,
+                        )
+                        .await
+                        .unwrap();
                         // The profile is erased once the unit was given back, and then nothing is
                         // asked any more.
                     }
@@ -260,8 +277,9 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                             None,
                             applied(),
                         );
-                        let is_parked = state == EsimChangeState::Parked;
-                        assert_eq!(resolved.await.is_ok(), is_parked, "{start:?}");
+                        let open = [EsimChangeState::Parked, EsimChangeState::Claimed];
+                        let is_open = open.contains(&state);
+                        assert_eq!(resolved.await.is_ok(), is_open, "{start:?}");
                         // A dropped transaction is rolled back before the next statement.
                         execute(&mut connection, "SELECT 1").await;
                     }
@@ -316,7 +334,7 @@ async fn only_one_process_sends_an_attempt() {
     let topup = bench.esim(partner).await;
     let mut connection = bench.connection().await;
     for _ in 0..2 {
-        esims::ask_give_back(&mut connection, partner, &topup)
+        esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
             .await
             .unwrap();
     }
@@ -348,7 +366,7 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
         esims::ask_usage(&mut connection, asking, &topup)
             .await
             .unwrap();
-        esims::ask_give_back(&mut connection, asking, &topup)
+        esims::ask_give_back(&mut connection, asking, &topup, GiveBackCause::Other)
             .await
             .unwrap();
         let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM esim_requests")
@@ -507,7 +525,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
     let mut units = Vec::new();
     for _ in 0..4 {
         let topup = bench.esim(partner).await;
-        esims::ask_give_back(&mut connection, partner, &topup)
+        esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
             .await
             .unwrap();
         units.push(topup);
@@ -589,7 +607,7 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     let partner = PartnerId::new();
     let topup = bench.esim(partner).await;
     let mut connection = bench.connection().await;
-    esims::ask_give_back(&mut connection, partner, &topup)
+    esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
         .await
         .unwrap();
     let parked = EsimChange {
@@ -768,4 +786,71 @@ async fn each_statement_moves_a_suspension_as_the_machine_does() {
             assert_eq!(stored().await, expected, "{start:?}");
         }
     }
+}
+
+/// Whoever asks for the use of an eSIM that is claimed asks for the verdict, too. A claim is polled
+/// until it is decided, also if its partner wants to hear nothing of its use, or its code is
+/// erased.
+#[tokio::test]
+async fn a_claim_is_polled_until_it_is_decided() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::NoCoverage)
+        .await
+        .unwrap();
+    let claimed = bench.claim_requests().await;
+    assert_eq!(claimed[0].cause, GiveBackCause::NoCoverage);
+    let asked = AskedChange::GiveBack;
+    let begun = esim_requests::begin(&mut connection, &topup, asked, EsimChange::NEW).await;
+    assert_eq!(begun.unwrap(), Some(1));
+    let claim = EsimChangeSettlement {
+        event: Some(EsimChangeEvent::Claimed(1)),
+        reference: Some("12345".to_owned()),
+        claim: Some("it is reviewed".to_owned()),
+        ..EsimChangeSettlement::default()
+    };
+    let (state, moved) = esim_requests::settle(&mut connection, &topup, asked, &claim)
+        .await
+        .unwrap();
+    assert_eq!((state, moved), (Some(EsimChangeState::Claimed), true));
+    let told = "SELECT claim = '12345' AND message = 'it is reviewed' AND ended_at IS NULL AND poll_at > now()
+                FROM esim_requests WHERE topup_id = $1";
+    assert!(bench.value::<bool>(told, &topup).await);
+    let work = "SELECT count(*) FROM work WHERE lane = $1";
+    assert_eq!(
+        bench.value::<i64>(work, &topup).await,
+        0,
+        "nobody looks in between"
+    );
+    bench
+        .sql("UPDATE esims SET profile = NULL, erased_at = now(); INSERT INTO providers (name) VALUES ('sandbox') ON CONFLICT DO NOTHING")
+        .await;
+    let due = "UPDATE esim_requests SET poll_at = now(); UPDATE providers SET polled_at = NULL";
+    for _ in 0..2 {
+        bench.sql(due).await;
+        let polled = esim_requests::poll(&mut connection, PROVIDER, 3_600).await;
+        assert_eq!(polled.unwrap(), 1);
+        let found = bench.claim_requests().await.remove(0);
+        let (change, open) = found.change.unwrap();
+        assert_eq!((change, open.now.state), (asked, EsimChangeState::Claimed));
+        esim_requests::record_reading(&mut connection, &topup, &Reading::default(), &[])
+            .await
+            .unwrap();
+        let next = "SELECT poll_at BETWEEN now() + interval '30 s' AND now() + interval '6 hours'
+                    FROM esim_requests WHERE topup_id = $1";
+        assert!(bench.value::<bool>(next, &topup).await);
+    }
+    let denied = EsimChangeSettlement {
+        event: Some(EsimChangeEvent::Denied),
+        reason: Some((EsimChangeReason::Denied, Some("no".to_owned()))),
+        ..EsimChangeSettlement::default()
+    };
+    esim_requests::settle(&mut connection, &topup, asked, &denied)
+        .await
+        .unwrap();
+    bench.sql(due).await;
+    let polled = esim_requests::poll(&mut connection, PROVIDER, 3_600).await;
+    assert_eq!(polled.unwrap(), 0);
 }

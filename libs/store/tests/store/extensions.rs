@@ -14,7 +14,7 @@ use desk::{
 };
 use domain::{
     Environment, EsimChangeState, ExtensionId, Iccid, KeyId, OptionId, PartnerId, TopupId,
-    esim_change::{EsimChange, EsimChangeEvent, EsimChangeKind},
+    esim_change::{EsimChange, EsimChangeEvent, EsimChangeKind, GiveBackCause},
     extension::Baseline,
 };
 use sqlx::PgConnection;
@@ -376,7 +376,7 @@ async fn an_external_id_names_one_extension_and_an_esim_has_one_that_is_open() {
     // An eSIM that is extended is not given back, and the other way round.
     let mut asking = bench.connection().await;
     for topup in [&topup, &other] {
-        esims::ask_give_back(&mut asking, partner, topup)
+        esims::ask_give_back(&mut asking, partner, topup, GiveBackCause::Other)
             .await
             .unwrap();
     }
@@ -492,7 +492,7 @@ async fn operators_list_and_settle_both_kinds_of_changes() {
     let (topup, id) = bench.extended(partner).await;
     let other = bench.esim(partner).await;
     let mut connection = bench.connection().await;
-    esims::ask_give_back(&mut connection, partner, &other)
+    esims::ask_give_back(&mut connection, partner, &other, GiveBackCause::Other)
         .await
         .unwrap();
     bench
@@ -810,7 +810,7 @@ async fn an_esim_that_was_sold_instead_is_neither_given_back_nor_suspended() {
         .unwrap();
     let (state, _) = settle(&mut connection, id, &with_profile(&topup, b"new")).await;
     assert_eq!(state, Some(EsimChangeState::Done));
-    esims::ask_give_back(&mut connection, partner, &topup)
+    esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other)
         .await
         .unwrap();
     esims::ask_suspension(&mut connection, partner, &topup, true)

@@ -94,7 +94,7 @@ const SMALL: [(&str, &str); 4] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 55] = rows! {
+const PER_SYSTEM: [(&str, &str); 56] = rows! {
     "AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)"
         => "the bars of partners: each span is one range of an index, whose ends name the partner";
     "ORDER BY o.partner_id DESC, o.order_id DESC LIMIT 1) last"
@@ -153,6 +153,7 @@ const PER_SYSTEM: [(&str, &str); 55] = rows! {
     "SELECT name AS provider, due.count" => "the health of the system: due requests about eSIMs";
     "SELECT (SELECT count(*) FROM partner_endpoints\n" => "the gauges of endpoints";
     "WHERE r.give_back = 'parked' AND" => "an operator's list";
+    "WHERE r.give_back = 'claimed' AND" => "an operator's list";
     "FROM (SELECT partner_id, id FROM work" => "an operator's list";
     "FROM (SELECT partner_id FROM refused_requests WHERE at >= $1" => "an operator's list";
 };

@@ -605,6 +605,38 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
 }
 
+/// A commit hangs, because a standby is away. Nobody who listens meanwhile passes its event.
+#[tokio::test]
+async fn a_webhook_whose_commit_hangs_is_passed_by_nobody() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let start = WebhookPosition {
+        at: time::OffsetDateTime::UNIX_EPOCH,
+        webhook_id: String::new(),
+    };
+    let age = "UPDATE deliveries SET created_at = created_at - interval '2 s' WHERE topup_id = $1";
+    let early = bench.deliveries(partner, 1, true).await.remove(0);
+    bench.set(age, &early).await;
+    bench.set(age, &early).await;
+    let mut connection = bench.connection().await;
+    let mut hanging = sqlx::Connection::begin(&mut *connection).await.unwrap();
+    let expiring = "INSERT INTO deliveries (delivery_id, partner_id, kind, created_at, credential, ends_at)
+                    VALUES (gen_random_uuid(), $1, 'key.expiring', now() - interval '3 s', 'key', now())";
+    let expiring = sqlx::query(expiring).bind(partner.uuid());
+    expiring.execute(&mut *hanging).await.unwrap();
+    // One that begins later commits first.
+    let late = bench.deliveries(partner, 1, true).await.remove(0);
+    bench.set(age, &late).await;
+    let before = bench.webhooks(partner, &start, 10).await;
+    let ids: Vec<_> = before.iter().map(|one| one.id.clone()).collect();
+    assert_eq!(ids, [early.into()]);
+    hanging.commit().await.unwrap();
+    let after = bench.webhooks(partner, &before[0].position, 10).await;
+    assert_eq!(after.len(), 2);
+    assert!(matches!(after[0].id, WebhookId::Event(_)));
+    assert_eq!(after[1].id, late.into());
+}
+
 /// A notifier drops what is no longer wanted; the limit of made events outlives that.
 #[tokio::test]
 async fn turning_an_event_off_and_on_makes_no_room_for_events() {

@@ -316,6 +316,7 @@ fn all() -> Vec<(String, OrderView)> {
     for state in [
         EsimChangeState::Asked,
         EsimChangeState::Sending,
+        EsimChangeState::Claimed,
         EsimChangeState::Parked,
         EsimChangeState::Refused,
     ] {
@@ -430,6 +431,7 @@ fn finding(standing: Standing) -> Option<(Matter, bool)> {
         | Standing::NoUrl
         | Standing::Waiting
         | Standing::GivingBack
+        | Standing::GiveBackClaimed
         | Standing::Returned
         | Standing::Failed
         | Standing::Unreadable => None,

@@ -138,7 +138,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
                   OR (SELECT true FROM work w WHERE w.id = derived_id('report', unit.topup_id))
-                  OR (SELECT r.usage_asked_at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked')
+                  OR (SELECT r.usage_asked_at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'claimed', 'parked')
                              OR r.suspension IN ('asked', 'sending')
                       FROM esim_requests r WHERE r.topup_id = unit.topup_id)
                   OR (SELECT true FROM extensions x

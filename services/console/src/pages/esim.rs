@@ -7,7 +7,7 @@ use desk::{
     operator::orders::{self, OrderView},
     self_service::esims::{self, EsimRequests},
 };
-use domain::{Command, EsimChangeState, PartnerId, TopupId};
+use domain::{Command, EsimChangeState, PartnerId, TopupId, esim_change::GiveBackCause};
 use pg::{
     PgConnection,
     actions::{self, Actor},
@@ -17,13 +17,14 @@ use store::{
     esim_requests::UsageFailure,
     providers::{self, AfterDelivery},
 };
+use strum::VariantArray as _;
 
 use crate::{
     App,
     access::{Act, ConsoleSession, Operator, OperatorRole, Support, Viewer, Visit},
     format::{relative, utc},
     pages::{
-        forms::ReasonForm,
+        forms::{Choice, ReasonForm},
         order::{UnitRow, unit_row},
     },
     problem::Problem,
@@ -49,8 +50,10 @@ struct Page {
     usage: Vec<(&'static str, String)>,
     /// Whether an answer about its use is awaited, so that the page refreshes itself.
     live: bool,
-    /// What this session may ask for: its data use, and that its provider takes it back.
+    /// What this session may ask for: its data use, that its provider suspends or resumes it, and
+    /// that it takes it back.
     ask: Option<ReasonForm>,
+    suspend: Option<ReasonForm>,
     give_back: Option<ReasonForm>,
     /// What its provider does not do, if it is ready.
     not_offered: Option<&'static str>,
@@ -96,24 +99,32 @@ fn usage(asked: &EsimRequests, session: &ConsoleSession) -> Vec<(&'static str, S
         said.push(("Data use", why.to_owned()));
     }
     said.extend(suspension(asked, session));
+    said.extend(claim(asked, session));
     said
 }
 
-/// What became of the partner's last request to suspend or to resume the eSIM.
+/// What the provider says of a claim that is not decided.
+fn claim(asked: &EsimRequests, session: &ConsoleSession) -> Option<(&'static str, String)> {
+    let view = asked.give_back.as_ref()?;
+    let said = (view.state == EsimChangeState::Claimed).then_some(view.message.as_deref())?;
+    let at = relative(session.times.now, view.asked_at);
+    let said = said.unwrap_or("its provider has not said anything of it yet");
+    Some(("Refund claimed", format!("{at}: {said}")))
+}
+
+/// What became of the last request to suspend or to resume the eSIM.
 fn suspension(asked: &EsimRequests, session: &ConsoleSession) -> Option<(&'static str, String)> {
     let (suspend, view) = asked.suspension.as_ref()?;
     let wish = if *suspend { "suspend" } else { "resume" };
     let what = match view.state {
-        EsimChangeState::Asked | EsimChangeState::Sending => {
-            format!("its partner asked to {wish} it, the answer is awaited")
+        EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Claimed => {
+            format!("asked to {wish} it, the answer is awaited")
         }
         EsimChangeState::Done if *suspend => "yes".to_owned(),
         EsimChangeState::Done => "no, it was resumed".to_owned(),
         EsimChangeState::Refused => format!("the request to {wish} it was refused"),
         EsimChangeState::Parked => {
-            format!(
-                "its provider did not say whether it could {wish} it; its partner can ask again"
-            )
+            format!("its provider did not say whether it could {wish} it; ask again")
         }
     };
     let said = view.message.as_deref().map(|said| format!(": {said}"));
@@ -178,15 +189,81 @@ fn forms(
     let state = asked.give_back.as_ref().map(|one| one.state);
     let may_ask = matches!(state, None | Some(EsimChangeState::Refused));
     let give_back = (session.may(OperatorRole::Operator) && can.give_back && may_ask).then(|| ReasonForm {
-        consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed. If it does, \
-                      nobody can use the eSIM any more, and its code is erased here. Ask the partner first."
+        consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed, or, at some, if \
+                      people there agree. If it does, nobody can use the eSIM any more, and its code is erased here. Ask the \
+                      partner first."
             .to_owned(),
         back,
         seen: seen(asked),
         grave: true,
+        choice: Some(Choice {
+            name: "cause",
+            asks: "What the provider is told",
+            of: GiveBackCause::VARIANTS
+                .iter()
+                .map(|cause| (cause.as_str(), cause_words(*cause)))
+                .collect(),
+        }),
         ..ReasonForm::new(session, "Give it back", format!("/esims/{id}/give-back"))
     });
     (usage, give_back)
+}
+
+/// Whether the eSIM is suspended, as far as its provider has said: the last wish was that and was
+/// carried out, or was to resume it and was not.
+fn is_suspended(asked: &EsimRequests) -> bool {
+    let last = asked.suspension.as_ref();
+    last.is_some_and(|(suspend, view)| *suspend == (view.state == EsimChangeState::Done))
+}
+
+/// The form that suspends the eSIM, or resumes it. It cuts a traveller off, but not for good.
+fn suspend_form(
+    id: &TopupId,
+    asked: &EsimRequests,
+    session: &ConsoleSession,
+    can: AfterDelivery,
+) -> Option<ReasonForm> {
+    let last = asked.suspension.as_ref();
+    let is_open = last.is_some_and(|(_, view)| !view.state.is_over());
+    if !session.may(OperatorRole::Support) || !can.suspend || is_open || asked.is_replacement {
+        return None;
+    }
+    let (label, path, consequence) = if is_suspended(asked) {
+        (
+            "Resume it",
+            format!("/esims/{id}/resume"),
+            "Its provider is asked to resume it, so that it can be used again.",
+        )
+    } else {
+        (
+            "Suspend it",
+            format!("/esims/{id}/suspend"),
+            "Its provider is asked to suspend it: nobody can use it until it is resumed. Ask the partner first.",
+        )
+    };
+    Some(ReasonForm {
+        consequence: consequence.to_owned(),
+        back: format!("/esims/{id}"),
+        seen: seen_suspension(asked),
+        ..ReasonForm::new(session, label, path)
+    })
+}
+
+/// What a form has seen of the suspension: when it was asked for last.
+fn seen_suspension(asked: &EsimRequests) -> String {
+    let last = asked.suspension.as_ref();
+    last.map_or_else(|| "never".to_owned(), |(_, one)| utc(one.asked_at))
+}
+
+/// Why an eSIM is given back, in the words of the form.
+fn cause_words(cause: GiveBackCause) -> &'static str {
+    match cause {
+        GiveBackCause::Other => "No cause in particular",
+        GiveBackCause::InstallationFailure => "It cannot be installed",
+        GiveBackCause::NoCoverage => "It finds no network",
+        GiveBackCause::ChangeOfPlan => "It is not needed any more",
+        GiveBackCause::WrongPurchase => "Another one was meant",
+    }
 }
 
 /// What a form has seen of the give-back: when it was asked for last.
@@ -234,11 +311,13 @@ pub(crate) async fn show(
     let nothing = AfterDelivery {
         usage: false,
         give_back: false,
+        suspend: false,
     };
     let offered = can.filter(|_| is_ready).unwrap_or(nothing);
     let (ask, give_back) = forms(&id, (&asked, &mark), session, offered);
     page(&Page {
         ask,
+        suspend: suspend_form(&id, &asked, session, offered),
         give_back,
         not_offered: if is_ready { not_offered(can) } else { None },
         shell: Shell::new(&app, session, "/orders", "An eSIM"),
@@ -337,6 +416,12 @@ pub(crate) async fn give_back(
     let id: TopupId = given.id("an eSIM")?;
     let reason = act.fields.reason()?;
     let as_shown = act.fields.get("seen").unwrap_or_default();
+    // A form without it is of a page of before.
+    let cause = act
+        .fields
+        .get("cause")
+        .unwrap_or(GiveBackCause::Other.as_str());
+    let cause: GiveBackCause = cause.parse().map_err(|_| Problem::nothing_seen())?;
     let actor = Actor::console(act.session.name(), act.session.from());
     let ask = async |connection: &mut PgConnection| match asked(&mut *connection, &id).await? {
         Some((order, before)) if seen(&before) == as_shown => {
@@ -345,7 +430,8 @@ pub(crate) async fn give_back(
                 return Ok(Err(not_offered(can)));
             }
             let partner = order.partner_id.into();
-            let asked = esims::give_back(connection, partner, &id, (actor, reason)).await?;
+            let asked =
+                esims::give_back(connection, partner, (&id, cause), (actor, reason)).await?;
             Ok(Ok(asked))
         }
         _ => Ok::<_, pg::Error>(Ok(false)),
@@ -361,5 +447,43 @@ pub(crate) async fn give_back(
     Ok(act.done(
         &app,
         "Its provider is asked to take it back; what it says is here some seconds later.",
+    ))
+}
+
+/// Asks a provider to suspend an eSIM, or to resume it.
+pub(crate) async fn suspend(
+    is_suspended: bool,
+    State(app): State<App>,
+    given: PathArgument,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let id: TopupId = given.id("an eSIM")?;
+    let reason = act.fields.reason()?;
+    let as_shown = act.fields.get("seen").unwrap_or_default();
+    let actor = Actor::console(act.session.name(), act.session.from());
+    let ask = async |connection: &mut PgConnection| match asked(&mut *connection, &id).await? {
+        Some((order, before)) if seen_suspension(&before) == as_shown => {
+            let can = can_of(&mut *connection, &order, &id).await?;
+            if can.is_none_or(|can| !can.suspend) {
+                return Ok(None);
+            }
+            let partner = order.partner_id.into();
+            let wish = (&id, is_suspended);
+            let asked = esims::put_suspension(connection, partner, wish, (actor, reason)).await?;
+            Ok(Some(asked))
+        }
+        _ => Ok::<_, pg::Error>(Some(false)),
+    };
+    let Some(is_asked) = app.database().run(ask).await? else {
+        return Err(act.not_done("Nothing was asked", "Its provider suspends no eSIM."));
+    };
+    if !is_asked {
+        return Err(act.changed(
+            "the eSIM is not ready or was erased, or its suspension was asked for meanwhile",
+        ));
+    }
+    Ok(act.done(
+        &app,
+        "Its provider is asked; what it says is here some seconds later.",
     ))
 }

@@ -119,8 +119,13 @@ impl HeldChange {
 
 /// The changes of a unit on hold.
 pub(super) fn held(order: &OrderView, unit: &TopupView) -> Vec<HeldChange> {
-    let is_parked = unit.give_back.known() == Some(EsimChangeState::Parked);
-    let give_back = is_parked.then(|| SeenEsimChange {
+    // Of a claim a person hears by mail.
+    let open = [EsimChangeState::Parked, EsimChangeState::Claimed];
+    let is_open = unit
+        .give_back
+        .known()
+        .is_some_and(|state| open.contains(&state));
+    let give_back = is_open.then(|| SeenEsimChange {
         extension_id: None,
         attempt: unit.give_back_attempt.unwrap_or_default(),
     });

@@ -19,8 +19,19 @@ pub(crate) struct ReasonForm {
     pub(crate) duration: bool,
     /// Whether it stops or buys something, so that its button has another colour.
     pub(crate) grave: bool,
+    /// What somebody chooses from: the name of the field and what it asks for, and each value with
+    /// what it says. The first one is chosen.
+    pub(crate) choice: Option<Choice>,
     /// Further fields, which nobody sees.
     pub(crate) hidden: Vec<(&'static str, String)>,
+}
+
+/// See [`ReasonForm::choice`].
+#[derive(Clone)]
+pub(crate) struct Choice {
+    pub(crate) name: &'static str,
+    pub(crate) asks: &'static str,
+    pub(crate) of: Vec<(&'static str, &'static str)>,
 }
 
 impl ReasonForm {
@@ -34,6 +45,7 @@ impl ReasonForm {
             consequence: String::new(),
             duration: false,
             grave: false,
+            choice: None,
             hidden: Vec::new(),
         }
     }

@@ -611,8 +611,15 @@ async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
     let shown = text(&mut support, &page).await;
     assert!(shown.contains("1.5 GB of 5 GB; 3.5 GB left"), "{shown}");
 
-    let answer = twice(&mut operator, (&page, &format!("{page}/give-back")), &[]).await;
+    let cause = [("cause", "no_coverage")];
+    let answer = twice(&mut operator, (&page, &format!("{page}/give-back")), &cause).await;
     assert_eq!(answer.status(), 303);
+    let told: bool = one(
+        &mut connection,
+        "SELECT give_back_cause = 'no_coverage' FROM esim_requests",
+    )
+    .await;
+    assert!(told);
     let work: i64 = one(
         &mut connection,
         "SELECT count(*) FROM work WHERE kind = 'give_back'",
@@ -620,6 +627,61 @@ async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
     .await;
     assert_eq!(work, 1);
     assert_eq!(bench.recorded().await, ["sue topup usage", "ana give back"]);
+    bench.stop().await;
+}
+
+/// Support suspends an eSIM and resumes it, in the console's own role, and each act has its reason.
+#[tokio::test]
+async fn an_esim_is_suspended_and_resumed_by_support() {
+    let bench = Bench::start().await;
+    let mut viewer = bench.sign_in("vera", OperatorRole::Viewer).await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let page = format!("/esims/{}", bench.topup);
+    for (act, is_suspended) in [("suspend", true), ("resume", false)] {
+        let path = format!("{page}/{act}");
+        let shown = text(&mut viewer, &page).await;
+        assert!(!shown.contains(&format!("{path}\"")), "{shown}");
+        let answer = twice(&mut support, (&page, &path), &[]).await;
+        assert_eq!(answer.status(), 303, "{act}");
+        let asked = "SELECT suspend FROM esim_requests JOIN work ON lane = topup_id WHERE suspension = 'asked' AND kind = 'suspend'";
+        assert_eq!(one::<bool>(&mut connection, asked).await, is_suspended);
+        // Neither is offered while one is under way.
+        let shown = text(&mut support, &page).await;
+        assert!(
+            !shown.contains("/suspend\"") && !shown.contains("/resume\""),
+            "{shown}"
+        );
+        for done in [
+            "UPDATE esim_requests SET suspension = 'done', suspension_ended_at = now(), suspension_asked_at = now() - interval '1 hour'",
+            "DELETE FROM work WHERE kind = 'suspend'",
+        ] {
+            sqlx::query(done).execute(&mut connection).await.unwrap();
+        }
+    }
+    assert_eq!(
+        bench.recorded().await,
+        ["sue topup suspend", "sue topup resume"]
+    );
+    // A provider that suspends none is not asked, also by a form that was open before.
+    let shown = text(&mut support, &page).await;
+    let suspend = format!("{page}/suspend");
+    let seen = seen(&shown, &suspend);
+    sqlx::query("UPDATE providers SET suspends = NULL")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let shown = text(&mut support, &page).await;
+    assert!(!shown.contains("/suspend\""), "{shown}");
+    let token = support.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("seen", &seen),
+        ("reason", "x"),
+        ("back", &page),
+    ];
+    let answer = support.post(&suspend, &form).await;
+    assert_eq!(answer.status(), 409);
     bench.stop().await;
 }
 

@@ -302,6 +302,14 @@ const NOTHING_ASKED: Before = &[
     "DELETE FROM esim_requests",
     "DELETE FROM work WHERE kind <> 'deliver'",
 ];
+/// An eSIM that its provider has suspended.
+const SUSPENDED: Before = &[
+    "DELETE FROM esim_requests",
+    "DELETE FROM work WHERE kind <> 'deliver'",
+    "INSERT INTO esim_requests (topup_id, partner_id, provider, suspend, suspension, suspension_asked_at)
+     SELECT topup_id, partner_id, 'sandbox', true, 'done', now() - interval '1 hour'
+     FROM deliveries WHERE kind = 'topup.ready'",
+];
 /// A give-back of which nobody knows what became of it.
 const GIVE_BACK: Before = &[
     "DELETE FROM esim_requests",
@@ -378,7 +386,9 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         "/deliveries/{id}/resend" => act(&order, &[], Once, GIVEN_UP),
         "/orders/{id}/resend" => act(&order, &[], Once, TWO_GIVEN_UP),
         "/topups/{id}/code" => act(&order, &[], Shows, &[]),
-        "/esims/{id}/usage" | "/esims/{id}/give-back" => act(&esim, &[], Once, NOTHING_ASKED),
+        "/esims/{id}/usage" | "/esims/{id}/suspend" => act(&esim, &[], Once, NOTHING_ASKED),
+        "/esims/{id}/give-back" => act(&esim, &[("cause", "no_coverage")], Once, NOTHING_ASKED),
+        "/esims/{id}/resume" => act(&esim, &[], Once, SUSPENDED),
         "/providers/{name}/open" => act("/providers", &[("for", "1h")], Once, &[]),
         // Buying was stopped by the act before, which the page shows at once.
         "/providers/{name}/close" => act("/providers", &[], Once, &[]),

@@ -446,10 +446,7 @@ async fn the_page_of_an_esim_says_whether_it_is_suspended() {
         .unwrap();
     let page = format!("/esims/{}", bench.topup);
     let asked = text(&mut browser, &page).await;
-    has(
-        &asked,
-        "its partner asked to suspend it, the answer is awaited",
-    );
+    has(&asked, "asked to suspend it, the answer is awaited");
     for (state, said) in [("done", "yes, "), ("refused", "was refused: it is over, ")] {
         sqlx::query("UPDATE esim_requests SET suspension = $1, suspension_message = $2, suspension_ended_at = now()")
             .bind(state)

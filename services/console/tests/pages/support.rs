@@ -133,6 +133,7 @@ impl Bench {
         let can = AfterDelivery {
             usage: true,
             give_back: true,
+            suspend: true,
         };
         providers::note_after_delivery(&mut connection, "sandbox", can)
             .await

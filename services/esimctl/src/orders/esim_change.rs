@@ -3,12 +3,14 @@
 //!
 //! A partner gives a delivered eSIM back to its provider, or adds data to it. If the provider does
 //! not say for too long whether it has done so, the change is parked, because a wrong guess would
-//! cost somebody its price. The operator looks the eSIM up at the provider and says what was found.
+//! cost somebody its price; where people at the provider decide, it is a claim. The operator looks
+//! the eSIM up at the provider and says what was found.
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use desk::operator::esim_changes::{
-    self, EsimChangeFinding, EsimChangeNotResolved, ListedEsimChange, ResolvedEsimChange,
+    self, EsimChangeFinding, EsimChangeNotResolved, ListedClaim, ListedEsimChange,
+    ResolvedEsimChange,
 };
 use domain::{Command, TopupId, esim_change::EsimChangeKind};
 use pg::actions::Mode;
@@ -23,8 +25,10 @@ use crate::{
 const LIST_GIVE_BACKS: &str = "Examples:
   esimctl give-back list
   esimctl give-back list --provider esim-access --json
+  esimctl give-back list --claimed
 
-The list has the parked give-backs, the oldest first. --json prints {\"give_backs\":[…]}";
+The list has the parked give-backs, the oldest first, or with --claimed those that people at the provider
+decide. --json prints {\"give_backs\":[…]}";
 
 const LIST_EXTENSIONS: &str = "Examples:
   esimctl extension list
@@ -39,7 +43,7 @@ const RESOLVE_GIVE_BACK: &str = "Examples:
 
 Before you run it, look the unit up at the provider by the id that the list shows. Then say what you found:
   --returned      the provider has the eSIM back: the partner sees it as given back, and its fields are erased here
-  --not-returned  the provider does not have it back: it stays with the partner, who may ask again";
+  --not-returned  the provider does not have it back, or has denied the claim: it stays with the partner, who may ask again";
 
 const RESOLVE_EXTENSION: &str = "Examples:
   esimctl extension resolve 20250129123456123456789012 --added --reason 'their portal shows the package'
@@ -75,8 +79,14 @@ pub struct ResolvedTopup {
 pub enum GiveBackCommand {
     /// List the give-backs that wait for an operator
     #[command(after_help = LIST_GIVE_BACKS)]
-    List(ListArgs),
-    /// Record the outcome of a parked give-back
+    List {
+        /// List the claims that people at the provider decide
+        #[arg(long)]
+        claimed: bool,
+        #[command(flatten)]
+        args: ListArgs,
+    },
+    /// Record the outcome of a parked give-back, or of a claim
     #[command(after_help = RESOLVE_GIVE_BACK)]
     Resolve {
         #[command(flatten)]
@@ -130,7 +140,11 @@ type Found = (EsimChangeFinding, Command);
 
 pub async fn give_back(command: &GiveBackCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        GiveBackCommand::List(args) => list(EsimChangeKind::GiveBack, args, console).await,
+        GiveBackCommand::List {
+            claimed: true,
+            args,
+        } => claims(args, console).await,
+        GiveBackCommand::List { args, .. } => list(EsimChangeKind::GiveBack, args, console).await,
         GiveBackCommand::Resolve { found, topup } => {
             let found = if found.returned {
                 (EsimChangeFinding::Done, Command::GiveBackReturned)
@@ -171,6 +185,15 @@ async fn list(kind: EsimChangeKind, args: &ListArgs, console: &Console) -> anyho
     }
 }
 
+async fn claims(args: &ListArgs, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let provider = args.provider.as_deref();
+    let found = esim_changes::claims(&mut connection, provider, args.limit).await?;
+    console.print(&json!({ "give_backs": found }), || {
+        console::list(&found, "No claim waits for a verdict.", claim_row)
+    })
+}
+
 async fn resolve(
     kind: EsimChangeKind,
     ResolvedTopup { topup_id, confirm }: &ResolvedTopup,
@@ -207,6 +230,13 @@ async fn resolve(
         print,
     };
     confirm.carry_out(command, &target, change).await
+}
+
+fn claim_row(one: &ListedClaim) -> TableRow<7> {
+    cells!(one:
+        topup_id, provider, provider_unit_id = or_dash(one.provider_unit_id.as_ref()), claim = or_dash(one.claim.as_ref()),
+        cause = or_dash(one.cause.as_ref()), asked = utc(one.asked_at), message = or_dash(one.message.as_ref()),
+    )
 }
 
 fn give_back_row(one: &ListedEsimChange) -> TableRow<7> {

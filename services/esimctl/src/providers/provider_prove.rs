@@ -26,7 +26,7 @@ use store::proofs::{self, LeftPurchase, ProvedAccount};
 use self::{
     esims::BoughtEsims,
     purchases::{ProofLine, Purchases},
-    steps::{Follows, Proving, Step, sells_two},
+    steps::{Follows, Proving, Step, gives_back, sells_two},
 };
 use crate::{
     console::{Console, stopped},
@@ -312,7 +312,7 @@ fn plan(
         ),
     });
     plan.push(
-        match (can.give_back && can.usage, prove.keep) {
+        match (gives_back(can), prove.keep) {
             (true, false) => "gives back at the end what it has bought, and tries to do so twice",
             (true, true) => "keeps the purchase of one unit until the next run (--keep)",
             (false, _) => {

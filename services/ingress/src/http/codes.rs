@@ -351,6 +351,9 @@ pub(crate) enum ErrorCode {
     #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
     WaitInvalid,
 
+    #[strum(props(status = 422, message = "Cause is not one of those in the reference"))]
+    CauseInvalid,
+
     #[strum(props(
         status = 422,
         message = "Iccid must have 18 to 20 digits, or be the last six of them"

@@ -282,6 +282,10 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
             "`wait` is not a whole number of seconds from 0 to 65535. We wait for at most \
              about 20 s, also if you send a larger number."
         }
+        ErrorCode::CauseInvalid => {
+            "`cause` is none of `installation_failure`, `no_coverage`, `change_of_plan`, \
+             `wrong_purchase` and `other`. Leave it out if none fits."
+        }
         ErrorCode::IccidInvalid => {
             "`iccid` is missing, or is neither an ICCID of 18 to 20 digits nor the last six \
              digits of one. Blanks and hyphens between the digits do not matter."

@@ -6,11 +6,12 @@
 //!
 //! Guarantees: an answer about the use says how old it is. A give-back is `returned` or `refused`
 //! only once that is certain; until then it is under way, or on hold while an operator looks into
-//! it. Repeating a request changes nothing while a give-back is under way or done.
+//! it, or `claimed` while people at the provider decide. Repeating a request changes nothing while
+//! a give-back is under way or done.
 
 use std::time::Duration;
 
-use axum::{http::StatusCode, response::Response};
+use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::{
     archived::is_topup_archived,
     self_service::{
@@ -18,7 +19,7 @@ use desk::{
         esims::{self, EsimChangeView, EsimRequests},
     },
 };
-use domain::{EsimChangeState, TopupId};
+use domain::{EsimChangeState, TopupId, esim_change::GiveBackCause};
 use serde::Serialize;
 use store::esim_requests::{EsimChangeReason, Reading, UsageFailure};
 use time::{OffsetDateTime, serde::rfc3339};
@@ -27,10 +28,15 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 use super::{
+    fields::BodyFields,
     orders::retry_after,
     session::{PathId, Session, json, or_archived},
 };
-use crate::http::{codes::ErrorCode, error::ApiError};
+use crate::http::{
+    body,
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
+};
 
 /// How old a provider's answer about the data use of an eSIM may be to be served again. An older
 /// one is served only if the provider does not answer now. Providers count the data with a delay of
@@ -110,6 +116,7 @@ impl<'a> UsageResponse<'a> {
 
 /// The state of a give-back: `not_asked`, `under_way` (the provider is being asked), `on_hold` (it is
 /// not certain whether the provider has the eSIM back, so we look into it; do not sell it meanwhile),
+/// `claimed` (people at the provider decide, which takes days; do not sell it meanwhile),
 /// `returned` (nobody can install it any more) or `refused` (it stays yours).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -122,6 +129,9 @@ enum State {
     /// It is not certain whether the provider has the eSIM back. We look into it; it becomes
     /// `returned` or `refused`. Do not sell the eSIM meanwhile.
     OnHold,
+    /// People at the provider decide whether it takes the eSIM back, which takes days. It becomes
+    /// `returned` or `refused`. Do not sell the eSIM meanwhile.
+    Claimed,
     /// The provider has the eSIM back. Nobody can install it any more.
     Returned,
     /// The eSIM is not given back and stays yours.
@@ -137,7 +147,7 @@ struct GivenBack<'a> {
     state: State,
     /// The error code of a refusal, such as `esim_installed`; null unless it is `refused`.
     code: Option<&'static str>,
-    /// What the refusal says; null unless it is `refused`.
+    /// What the refusal says, or the provider of a claim; null unless it is `refused` or `claimed`.
     message: Option<String>,
     #[serde(with = "rfc3339::option")]
     asked_at: Option<OffsetDateTime>,
@@ -151,6 +161,7 @@ impl<'a> GivenBack<'a> {
         let state = asked.map_or(State::NotAsked, |asked| match asked.state {
             EsimChangeState::Asked | EsimChangeState::Sending => State::UnderWay,
             EsimChangeState::Parked => State::OnHold,
+            EsimChangeState::Claimed => State::Claimed,
             EsimChangeState::Done => State::Returned,
             EsimChangeState::Refused => State::Refused,
         });
@@ -159,10 +170,38 @@ impl<'a> GivenBack<'a> {
             topup_id,
             state,
             code: refusal.as_ref().map(|(code, _)| code.name()),
-            message: refusal.map(|(_, message)| message),
+            message: match state {
+                State::Claimed => asked.and_then(|asked| asked.message.clone()),
+                _ => refusal.map(|(_, message)| message),
+            },
             asked_at: asked.map(|asked| asked.asked_at),
             ended_at: asked.and_then(|asked| asked.ended_at),
         }
+    }
+}
+
+/// Why an eSIM is given back.
+#[derive(ToSchema)]
+struct GiveBackBody {
+    /// `installation_failure` (it cannot be installed), `no_coverage`, `change_of_plan`,
+    /// `wrong_purchase` or `other`, which is the default. A provider that lets people decide is
+    /// told it.
+    #[schema(value_type = Option<String>, example = "no_coverage")]
+    cause: Option<GiveBackCause>,
+}
+
+impl GiveBackBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        // Earlier requests had no body.
+        if body.is_empty() {
+            return Ok(Self { cause: None });
+        }
+        let mut fields = BodyFields::of(body)?;
+        let cause = fields.read("cause", |value| {
+            let known = value.as_str().and_then(|name| name.parse().ok());
+            known.ok_or_else(|| RequestFault::new(ErrorCode::CauseInvalid))
+        });
+        fields.check(Some(Self { cause }))
     }
 }
 
@@ -171,7 +210,7 @@ fn refusal(refused: &EsimChangeView) -> (ErrorCode, String) {
     let code = match refused.reason {
         Some(EsimChangeReason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
         Some(EsimChangeReason::Installed) => ErrorCode::EsimInstalled,
-        Some(EsimChangeReason::Refused) => ErrorCode::GiveBackRefused,
+        Some(EsimChangeReason::Refused | EsimChangeReason::Denied) => ErrorCode::GiveBackRefused,
         Some(
             EsimChangeReason::Unreachable
             | EsimChangeReason::Unknown
@@ -315,25 +354,34 @@ pub(super) async fn usage(
 
 /// Give an eSIM back
 ///
-/// Gives an eSIM back that nobody has installed, if its provider takes it back. We first ask the
-/// provider whether it can be given back. After a 200 it is certain that nobody can install the eSIM
-/// any more; its fields are erased here. After a 409 it is certain that the eSIM stays yours. After a
-/// 202, which comes after about 12 s, neither is certain yet: look at the state until it is.
-/// Repeating the request while it is under way, or when it is done, changes nothing; after a refusal
-/// it asks anew. There is no webhook about a give-back, and a webhook of the eSIM that was not
-/// delivered yet is not sent any more. Whether and how you are refunded is part of our agreement.
+/// Gives an eSIM back that nobody has installed, if its provider takes it back. At some providers
+/// people decide, also on an installed one; it is `claimed` meanwhile, and their refund is
+/// `returned`. We first ask the provider whether it can be given back. After a 200 it is certain
+/// that nobody can install the eSIM any more; its fields are erased here. After a 409 it is certain
+/// that the eSIM stays yours. After a 202, which comes after about 12 s or with a claim, neither is
+/// certain yet: look at the state until it is, or ask for `esim.returned`. Repeating the request
+/// while it is under way, or when it is done, changes nothing; after a refusal it asks anew. A
+/// webhook of the eSIM that was not delivered yet is not sent any more. Whether and how you are
+/// refunded is part of our agreement.
 #[utoipa::path(post, path = "/topups/{topup_id}/give-back", operation_id = "give_back", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
+    request_body = Option<GiveBackBody>,
     responses(
         (status = 200, description = "The provider has the eSIM back", body = GivenBack),
-        (status = 202, description = "The give-back is under way or on hold", body = GivenBack),
+        (status = 202, description = "The give-back is under way, claimed or on hold", body = GivenBack),
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 422, response = crate::http::described::Unprocessable),
         (status = 404, response = crate::http::described::NotFound),
         (status = 410, response = crate::http::described::Archived),
         (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is being extended (`esim_extending`), not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message)))]
 pub(super) async fn give_back(
     session: Session,
     PathId(id): PathId<TopupId>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
+    let cause = GiveBackBody::read(&body)?.cause.unwrap_or_default();
     let before = read(&session, &id).await?;
     let state = before.give_back.as_ref().map(|asked| asked.state);
     if matches!(state, None | Some(EsimChangeState::Refused)) {
@@ -346,13 +394,14 @@ pub(super) async fn give_back(
         }
         let rates = session.gate().admission.rates.of(&session.partner);
         rates.count_esim_request()?;
-        let asking = session
-            .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
+        let asking = session.run(async |connection, partner| {
+            esims::ask_give_back(connection, partner, &id, cause).await
+        });
         asking.await?;
     }
-    let is_over = |asked: &EsimChangeView| asked.state.is_over();
+    let is_answered = |asked: &EsimChangeView| asked.state.is_answered();
     let after = wait(&session, &id, |requests| {
-        requests.give_back.as_ref().is_some_and(is_over)
+        requests.give_back.as_ref().is_some_and(is_answered)
     })
     .await?;
     let Some(asked) = &after.give_back else {
@@ -369,7 +418,10 @@ pub(super) async fn give_back(
             let (code, message) = refusal(asked);
             Err(ApiError::Plain { code, message })
         }
-        EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Parked => Ok(json(
+        EsimChangeState::Asked
+        | EsimChangeState::Sending
+        | EsimChangeState::Claimed
+        | EsimChangeState::Parked => Ok(json(
             StatusCode::ACCEPTED,
             &GivenBack::new(&id, Some(asked)),
         )),

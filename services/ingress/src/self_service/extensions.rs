@@ -80,7 +80,9 @@ struct ExtensionResponse {
 impl From<&PartnerExtension> for ExtensionResponse {
     fn from(one: &PartnerExtension) -> Self {
         let state = match one.state {
-            EsimChangeState::Asked | EsimChangeState::Sending => State::UnderWay,
+            EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Claimed => {
+                State::UnderWay
+            }
             EsimChangeState::Parked => State::OnHold,
             EsimChangeState::Done => State::Added,
             EsimChangeState::Refused => State::Refused,
@@ -104,9 +106,9 @@ impl From<&PartnerExtension> for ExtensionResponse {
 fn refusal(refused: &PartnerExtension) -> (ErrorCode, String) {
     let code = match refused.reason {
         Some(EsimChangeReason::NotAvailable) => ErrorCode::ExtensionNotOffered,
-        Some(EsimChangeReason::Refused | EsimChangeReason::Installed) => {
-            ErrorCode::ExtensionRefused
-        }
+        Some(
+            EsimChangeReason::Refused | EsimChangeReason::Installed | EsimChangeReason::Denied,
+        ) => ErrorCode::ExtensionRefused,
         Some(
             EsimChangeReason::Unreachable
             | EsimChangeReason::Unknown
@@ -319,7 +321,10 @@ pub(super) async fn order(
             Err(ApiError::Plain { code, message })
         }
         EsimChangeState::Done => Ok(json(StatusCode::CREATED, &ExtensionResponse::from(&stored))),
-        EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Parked => Ok(json(
+        EsimChangeState::Asked
+        | EsimChangeState::Sending
+        | EsimChangeState::Claimed
+        | EsimChangeState::Parked => Ok(json(
             StatusCode::ACCEPTED,
             &ExtensionResponse::from(&stored),
         )),

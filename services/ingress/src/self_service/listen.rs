@@ -62,11 +62,11 @@ struct ListenedWebhooks {
 /// seconds; then ask again with `next_cursor`. `esim-partner listen` does so and forwards the
 /// webhooks to a program on your computer. Webhooks are also sent to the webhook URL, if one is
 /// set. A webhook appears here about a second after its eSIM is ready, and so do the further events
-/// that the account asks for, except tests; a `topup.failed` appears once its order can no longer be
-/// refused, which takes up to about 8 s. Without `cursor` and `created_after`, only webhooks from now
-/// on are returned. `next_cursor` is never null. In rare cases, when our database stalls, a webhook
-/// is missing here; it is still sent to the webhook URL. An account may have four such requests open
-/// at each of our processes.
+/// that the account asks for, except tests; a `topup.failed` appears once its order can no longer
+/// be refused, which takes up to about 8 s. Without `cursor` and `created_after`, only webhooks
+/// from now on are returned. `next_cursor` is never null. While our database stalls, webhooks come
+/// later here, and none is missing. An account may have four such requests open at each of our
+/// processes.
 #[utoipa::path(get, path = "/webhook/listen", operation_id = "listen", tag = "Webhook",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous answer"),

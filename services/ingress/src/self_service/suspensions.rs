@@ -65,7 +65,9 @@ struct SuspensionResponse<'a> {
 impl<'a> SuspensionResponse<'a> {
     fn new(topup_id: &'a TopupId, asked: Option<&(bool, EsimChangeView)>) -> Self {
         let state = asked.map_or(State::NotAsked, |(suspend, asked)| match asked.state {
-            EsimChangeState::Asked | EsimChangeState::Sending => State::UnderWay,
+            EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Claimed => {
+                State::UnderWay
+            }
             EsimChangeState::Done if *suspend => State::Suspended,
             EsimChangeState::Done => State::Active,
             EsimChangeState::Refused => State::Refused,
@@ -89,7 +91,7 @@ impl<'a> SuspensionResponse<'a> {
 fn refusal(refused: &EsimChangeView) -> (ErrorCode, String) {
     let code = match refused.reason {
         Some(EsimChangeReason::NotAvailable) => ErrorCode::SuspensionNotAvailable,
-        Some(EsimChangeReason::Refused) => ErrorCode::SuspensionRefused,
+        Some(EsimChangeReason::Refused | EsimChangeReason::Denied) => ErrorCode::SuspensionRefused,
         Some(
             EsimChangeReason::Installed
             | EsimChangeReason::Unreachable
@@ -176,12 +178,13 @@ async fn ask(session: &Session, id: &TopupId, suspend: bool) -> Result<Response,
                 StatusCode::OK,
                 &SuspensionResponse::new(id, after.as_ref()),
             )),
-            EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Parked => {
-                Ok(json(
-                    StatusCode::ACCEPTED,
-                    &SuspensionResponse::new(id, after.as_ref()),
-                ))
-            }
+            EsimChangeState::Asked
+            | EsimChangeState::Sending
+            | EsimChangeState::Claimed
+            | EsimChangeState::Parked => Ok(json(
+                StatusCode::ACCEPTED,
+                &SuspensionResponse::new(id, after.as_ref()),
+            )),
         },
     }
 }

@@ -26,20 +26,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{PlacementId, extension::Baseline};
+use domain::{PlacementId, esim_change::GiveBackCause, extension::Baseline};
 use reqwest::{
     StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
 use runtime::clock::Moment;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use signing::SecretKey;
 use time::UtcOffset;
 use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
-    calls::{AiraloCalls, AiraloReply, ORDERS, Outcome, PAGE, USAGE, outcome, trouble},
+    calls::{
+        AiraloCalls, AiraloReply, ORDERS, Outcome, PAGE, USAGE, outcome, refuses_claim, trouble,
+    },
     packages::{AiraloPackages, Listed, Place, PricedPlace},
     token::Tokens,
     wire::{AiraloOrder, AiraloRefusal},
@@ -53,10 +56,10 @@ use super::{
     lists::{ListPage, ProductOffer, PurchasePeriod, SoldPurchase},
     price::{self, Price, PricedProduct},
     provider::{
-        Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse, OpenQuestion,
-        PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse, RefusedProduct,
-        Trouble,
+        Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, Custody,
+        DeliveredEsim, EsimStatus, GiveBackResponse, GiveBackWay, Hint, LiveAnswer, LookUp,
+        LookUpRequest, LookUpResponse, OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts,
+        Purchase, PurchaseResponse, RefusedProduct, Trouble,
     },
     text::{DAY, ProviderId},
 };
@@ -64,6 +67,7 @@ use super::{
 const ORDER: &str = "/v2/orders/{order_id}";
 const BALANCE: &str = "/v2/balance";
 const PACKAGES: &str = "/v2/packages";
+const REFUND: &str = "/v2/refund";
 
 /// The maximum number of pages of the catalogue when its prices are read. Without a limit it is one
 /// page, with about 3,200 packages; a longer list than this is not believed.
@@ -406,7 +410,7 @@ impl ProviderFacts for Airalo {
             // They never say that a profile is ready, because the purchase brings it.
             callbacks: true,
             cancel: false,
-            give_back: false,
+            give_back: Some(GiveBackWay::Claim),
             suspend: false,
             usage: true,
             extend: Some(FindExtension::ById),
@@ -520,6 +524,46 @@ impl Adapter for Airalo {
             AiraloReply::Refused(AiraloRefusal::Absent { .. }) => Ok(wire::not_known()),
             AiraloReply::Refused(refusal) => Err(trouble(&refusal)),
         }
+    }
+
+    /// A claim, which people decide. A refusal because of the ICCID is an empty list of faults, and
+    /// a claim that is refused does not exist. One call may name five eSIMs, but the verdict is on
+    /// each; an account may make one call in five minutes.
+    async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        cause: GiveBackCause,
+    ) -> Result<GiveBackResponse, Trouble> {
+        let request = json!({
+            "iccids": [esim.iccid.as_str()],
+            "reason": wire::cause(cause),
+            // Needed with OTHERS.
+            "notes": "Our customer asks for the refund.",
+        });
+        let call = Call {
+            body: Some(CallBody::json(&request)?),
+            ..Call::post(REFUND, REFUND)
+        };
+        match self.calls.call(call).await? {
+            AiraloReply::Done(body) => Ok(GiveBackResponse::Claimed {
+                reference: Some(parse::<wire::AiraloClaim>(&body)?.id()?),
+                said: None,
+            }),
+            AiraloReply::Refused(refusal) if refuses_claim(&refusal) => {
+                Ok(GiveBackResponse::Refused(refusal.text().1))
+            }
+            AiraloReply::Refused(refusal) => Err(trouble(&refusal)),
+        }
+    }
+
+    async fn find_claim(&self, esim: &DeliveredEsim) -> Result<Custody, Trouble> {
+        let query = form_urlencoded::Serializer::new(String::new())
+            .append_pair("include", "sims,status")
+            .append_pair("filter[iccid]", esim.iccid.as_str())
+            .append_pair("limit", &PAGE.to_string())
+            .finish();
+        let listed = self.calls.orders(&query).await?;
+        Ok(wire::custody(&listed.data, &esim.iccid))
     }
 
     async fn offers(&self, esim: &DeliveredEsim) -> Result<Option<Vec<ExtensionOffer>>, Trouble> {

@@ -20,7 +20,7 @@ mod wire;
 
 use std::sync::Arc;
 
-use domain::{PlacementId, extension::Baseline};
+use domain::{PlacementId, esim_change::GiveBackCause, extension::Baseline};
 use serde_json::{Value, json};
 use store::esim_requests::Reading;
 use time::OffsetDateTime;
@@ -40,9 +40,9 @@ use super::{
     price,
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse,
-        RefusedProduct, SuspendResponse, Trouble,
+        EsimStatus, GiveBackResponse, GiveBackWay, Hint, LiveAnswer, LookUp, LookUpRequest,
+        LookUpResponse, OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase,
+        PurchaseResponse, RefusedProduct, SuspendResponse, Trouble,
     },
     text::{ProviderId, one_line},
 };
@@ -243,7 +243,7 @@ impl ProviderFacts for EsimAccess {
             look_up: LookUp::Search,
             callbacks: true,
             cancel: true,
-            give_back: true,
+            give_back: Some(GiveBackWay::Uninstalled),
             suspend: true,
             usage: true,
             extend: Some(FindExtension::ByDifference),
@@ -454,7 +454,11 @@ impl Adapter for EsimAccess {
 
     /// The codes by which the provider refuses a cancellation are not documented, so none is taken
     /// for a refusal: the outcome of any failure is unknown, and a look at the eSIM settles it.
-    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+    async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        _: GiveBackCause,
+    ) -> Result<GiveBackResponse, Trouble> {
         let request = json!({ "esimTranNo": esim.unit_id.as_str() });
         match self.client.call(CANCEL, &request).await? {
             Reply::Done(_) => Ok(GiveBackResponse::Returned),

@@ -136,7 +136,9 @@ mod tests {
     use domain::cut::{Cut, cut};
 
     use super::*;
-    use crate::providers::{CallLimits, Capabilities, FindExtension, LookUp, Provider};
+    use crate::providers::{
+        CallLimits, Capabilities, FindExtension, GiveBackWay, LookUp, Provider,
+    };
 
     const BEGIN: &str = "<!-- Made from the adapters: UPDATE_DOCS=1 tests/run test -- -p provisioner the_table -->\n";
     const END: &str = "<!-- end -->\n";
@@ -207,6 +209,11 @@ mod tests {
                 LookUp::Exact => "exact",
                 LookUp::ById | LookUp::Search => "proves no absence",
             };
+            let give_back = match give_back {
+                None => "no",
+                Some(GiveBackWay::Uninstalled) => "yes",
+                Some(GiveBackWay::Claim) => "people decide",
+            };
             let extend = match extend {
                 None => "no",
                 Some(FindExtension::Exact) => "exact",
@@ -223,7 +230,7 @@ mod tests {
                 ),
                 ("callbacks", yes_or_no(callbacks)),
                 ("cancel a unit without a profile", yes_or_no(cancel)),
-                ("give back a delivered eSIM", yes_or_no(give_back)),
+                ("give back a delivered eSIM", give_back.to_owned()),
                 ("suspend and resume a delivered eSIM", yes_or_no(suspend)),
                 ("data use of an eSIM", yes_or_no(usage)),
                 ("extend a delivered eSIM", extend.to_owned()),

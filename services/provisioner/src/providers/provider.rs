@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use domain::{Iccid, InvalidProfile, PlacementId, Reason, extension::Baseline, reason::ReasonCode};
+use domain::{
+    Iccid, InvalidProfile, PlacementId, Reason, esim_change::GiveBackCause, extension::Baseline,
+    reason::ReasonCode,
+};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::header::HeaderMap;
 use runtime::clock::Moment;
@@ -80,8 +83,8 @@ pub struct Capabilities {
     pub callbacks: bool,
     /// A unit that has no profile yet can be cancelled.
     pub cancel: bool,
-    /// A delivered eSIM that nobody has installed can be given back.
-    pub give_back: bool,
+    /// A delivered eSIM can be given back, and this is how; `None` if the provider takes none back.
+    pub give_back: Option<GiveBackWay>,
     /// A delivered eSIM can be suspended and resumed, and the provider shows whether it is.
     pub suspend: bool,
     /// The provider shows the state of an eSIM: how much of its data is used, and, if it takes
@@ -96,6 +99,16 @@ pub struct Capabilities {
     pub catalogue: bool,
     /// The provider lists what we have bought.
     pub purchases: bool,
+}
+
+/// How a provider takes delivered eSIMs back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveBackWay {
+    /// By itself, if nobody has installed the eSIM.
+    Uninstalled,
+    /// By a claim that people decide, also for one that is installed. No look shows a claim, only
+    /// that its money has come.
+    Claim,
 }
 
 /// How a provider finds a purchase by our id, and so what it means if it finds none.
@@ -365,6 +378,12 @@ pub enum Custody {
     /// No look shows it. The provider says it when it is told to take the eSIM back, and says that
     /// it has it if it is told again.
     Unshown,
+    /// The provider has a claim for it that is not decided, with its word for the state: one short
+    /// line.
+    Claimed(String),
+    /// The provider does not have it back. No look shows whether there is a claim for it. With its
+    /// word for the state of the order: one short line.
+    ClaimUnshown(String),
 }
 
 /// A definite response to a give-back.
@@ -376,6 +395,13 @@ pub enum GiveBackResponse {
     /// response "it was given back before" is no refusal but `Returned`, or [`Trouble::Unknown`],
     /// and a look at the eSIM settles it.
     Refused(String),
+    /// People at the provider decide later whether it takes the eSIM back.
+    Claimed {
+        /// The provider's own id of the claim, if it has one.
+        reference: Option<ProviderId>,
+        /// The provider's word for the state of the claim, if it says one: one short line.
+        said: Option<String>,
+    },
 }
 
 /// A definite response to the request to suspend or to resume an eSIM.
@@ -583,15 +609,26 @@ pub(crate) trait Adapter: ProviderFacts {
     ) -> impl Future<Output = Result<EsimStatus, Trouble>> + Send {
         undeclared("this provider does not show the state of an eSIM")
     }
-    /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
-    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are
-    /// declared, because an outcome that is unknown is settled by looks at the eSIM. If those do
-    /// not show it ([`Custody::Unshown`]), it is called again for the same attempt.
+    /// Gives a delivered eSIM back, or claims that. Called once for each recorded attempt, by the
+    /// process that recorded it, and only if [`Capabilities::give_back`] and
+    /// [`Capabilities::usage`] are declared, because an outcome that is unknown is settled by looks
+    /// at the eSIM. If those do not show it ([`Custody::Unshown`]), it is called again for the same
+    /// attempt.
     fn give_back(
         &self,
         _esim: &DeliveredEsim,
+        _cause: GiveBackCause,
     ) -> impl Future<Output = Result<GiveBackResponse, Trouble>> + Send {
         undeclared("this provider takes no eSIM back")
+    }
+    /// Looks whether a delivered eSIM for which a claim may have been sent is given back. Called
+    /// only with [`GiveBackWay::Claim`], and then what [`Self::status`] says of that does not
+    /// count.
+    fn find_claim(
+        &self,
+        _esim: &DeliveredEsim,
+    ) -> impl Future<Output = Result<Custody, Trouble>> + Send {
+        undeclared("this provider takes no claims")
     }
     /// Suspends a delivered eSIM, or resumes it with `false`. Called once for each recorded
     /// attempt, by the process that recorded it, of an eSIM that is not so yet, and only if
@@ -673,7 +710,12 @@ pub trait Provider: ProviderFacts {
     fn products(&self, page: u32) -> Calling<'_, ListPage<ProductOffer>>;
     fn purchases(&self, span: PurchasePeriod, page: u32) -> Calling<'_, ListPage<SoldPurchase>>;
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus>;
-    fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse>;
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+        cause: GiveBackCause,
+    ) -> Calling<'a, GiveBackResponse>;
+    fn find_claim<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Custody>;
     fn suspend<'a>(
         &'a self,
         esim: &'a DeliveredEsim,
@@ -714,8 +756,15 @@ impl<A: Adapter> Provider for A {
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, EsimStatus> {
         Adapter::status(self, esim).boxed()
     }
-    fn give_back<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, GiveBackResponse> {
-        Adapter::give_back(self, esim).boxed()
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+        cause: GiveBackCause,
+    ) -> Calling<'a, GiveBackResponse> {
+        Adapter::give_back(self, esim, cause).boxed()
+    }
+    fn find_claim<'a>(&'a self, esim: &'a DeliveredEsim) -> Calling<'a, Custody> {
+        Adapter::find_claim(self, esim).boxed()
     }
     fn suspend<'a>(
         &'a self,

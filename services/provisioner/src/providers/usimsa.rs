@@ -21,7 +21,7 @@ mod wire;
 
 use std::sync::Arc;
 
-use domain::{PlacementId, extension::Baseline};
+use domain::{PlacementId, esim_change::GiveBackCause, extension::Baseline};
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ use super::{
     http::{Http, parse_part},
     provider::{
         Adapter, BadCallback, BoughtUnits, CallbackRequest, Capabilities, Custody, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
+        EsimStatus, GiveBackResponse, GiveBackWay, Heard, Hint, LiveAnswer, LookUp, LookUpRequest,
         LookUpResponse, OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase,
         PurchaseResponse, RefusedProduct, SuspendResponse, Trouble,
     },
@@ -229,7 +229,7 @@ impl ProviderFacts for Usimsa {
             },
             callbacks: true,
             cancel: true,
-            give_back: true,
+            give_back: Some(GiveBackWay::Uninstalled),
             suspend: is_sandbox,
             usage: true,
             extend: Some(if is_sandbox {
@@ -478,7 +478,11 @@ impl Adapter for Usimsa {
         }
     }
 
-    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+    async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        _: GiveBackCause,
+    ) -> Result<GiveBackResponse, Trouble> {
         let path = of_unit(CANCEL, esim)?;
         let reply = self.call(Method::POST, &path, CANCEL, None).await?;
         match reply.code.as_str() {

@@ -20,7 +20,7 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use domain::extension::Baseline;
+use domain::{esim_change::GiveBackCause, extension::Baseline};
 use reqwest::{
     StatusCode,
     header::{self, HeaderMap, HeaderValue},
@@ -39,9 +39,9 @@ use super::{
     price::{self, PricedProduct},
     provider::{
         Adapter, BadCallback, Balance, BoughtUnits, CallbackRequest, Capabilities, DeliveredEsim,
-        EsimStatus, GiveBackResponse, Hint, LiveAnswer, LookUp, LookUpRequest, LookUpResponse,
-        OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase, PurchaseResponse,
-        RefusedProduct, Trouble, filled,
+        EsimStatus, GiveBackResponse, GiveBackWay, Hint, LiveAnswer, LookUp, LookUpRequest,
+        LookUpResponse, OpenQuestion, PacedCalls, ProviderConnection, ProviderFacts, Purchase,
+        PurchaseResponse, RefusedProduct, Trouble, filled,
     },
     text::one_line,
 };
@@ -251,7 +251,7 @@ impl ProviderFacts for Zendit {
             look_up: LookUp::Exact,
             callbacks: true,
             cancel: false,
-            give_back: true,
+            give_back: Some(GiveBackWay::Uninstalled),
             suspend: false,
             usage: true,
             // The same purchase, with the ICCID of the eSIM.
@@ -363,17 +363,19 @@ impl Adapter for Zendit {
         plans.status(&purchased, &esim.iccid)
     }
 
-    /// A refund is carried out later, too. Only one that is done is believed at once; a look at the
-    /// eSIM settles all others, because the codes of a refusal are not documented.
-    async fn give_back(&self, esim: &DeliveredEsim) -> Result<GiveBackResponse, Trouble> {
+    /// A refund is carried out later, too. Only one that is done is believed at once. A look at the
+    /// eSIM settles all others, because the codes of a refusal are not documented, and shows one
+    /// that is decided later.
+    async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        _: GiveBackCause,
+    ) -> Result<GiveBackResponse, Trouble> {
         let path = of_purchase(REFUND, esim.unit_id.as_str())?;
         let refund: wire::Refund = parse(&self.done(Call::post(&path, REFUND)).await?)?;
         match ZenditState::of(&refund.status) {
             ZenditState::Done => Ok(GiveBackResponse::Returned),
-            _ => Err(Trouble::not_understood(format!(
-                "the refund is {}",
-                one_line(&refund.status)
-            ))),
+            _ => Err(Trouble::not_understood(refund.said())),
         }
     }
 

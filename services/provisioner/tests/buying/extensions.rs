@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use domain::{ExtensionId, PlacementId, extension::Baseline};
+use domain::{ExtensionId, PlacementId, esim_change::GiveBackCause, extension::Baseline};
 use provisioner::providers::{
     AddedExtension, BeforeExtension, DeliveredEsim, ExtendResponse, Extension, ExtensionSeen,
     FindExtension, GiveBackResponse, LookUpRequest, LookUpResponse, Provider, ProviderUnitState,
@@ -407,7 +407,7 @@ async fn nothing_is_begun_that_the_provider_would_not_add() {
         }
         if ["esim-access", "sandbox", "usimsa"].contains(&name) {
             let esim = shop.esim("ready").await;
-            let returned = shop.provider.give_back(&esim).await;
+            let returned = shop.provider.give_back(&esim, GiveBackCause::Other).await;
             assert_eq!(returned, Ok(GiveBackResponse::Returned));
             refused(&shop, &extension(&esim, "extension")).await;
         }

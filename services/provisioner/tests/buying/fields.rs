@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
-use domain::{Iccid, PlacementId, extension::Baseline};
+use domain::{Iccid, PlacementId, esim_change::GiveBackCause, extension::Baseline};
 use provisioner::providers::{
-    AddedExtension, BadCallback, BeforeExtension, Custody, DeliveredEsim, ExtendResponse,
-    Extension, ExtensionSeen, GiveBackResponse, Hint, Provider, ProviderId, PurchaseResponse,
+    AddedExtension, BadCallback, BeforeExtension, Custody, DeliveredEsim, EsimStatus,
+    ExtendResponse, Extension, ExtensionSeen, GiveBackResponse, Hint, Provider, ProviderId,
+    PurchaseResponse, Trouble,
 };
 use runtime::clock::Moment;
 use serde_json::{Value, json};
@@ -29,6 +30,7 @@ enum Operation {
     Search,
     Status,
     GiveBack,
+    FindClaim,
     Offers,
     BeforeExtension,
     Extend,
@@ -237,7 +239,7 @@ fn top_ups_of_esim_access() -> Vec<Case> {
 
 /// Those of Airalo and Zendit.
 fn extensions_of_airalo_and_zendit() -> Vec<Case> {
-    use Operation::{BeforeExtension, Extend, FindExtension, Offers};
+    use Operation::{BeforeExtension, Extend, FindClaim, FindExtension, GiveBack, Offers};
     let listed = json!({
         "pricing": { "model": "discount_pricing", "discount_percentage": 20 },
         "data": [{
@@ -250,6 +252,12 @@ fn extensions_of_airalo_and_zendit() -> Vec<Case> {
         "status": { "slug": "completed" },
     } });
     let orders = json!({ "data": [top_up["data"]] });
+    let claimed = json!({ "data": { "refund_id": "7" } });
+    let refunded = json!({ "data": [top_up["data"], {
+        "id": 8, "type": "sim", "package_id": "P", "quantity": "1", "description": OURS,
+        "sims": [{ "id": 25, "iccid": "8982123456789012345" }], "status": { "slug": "refunded" },
+    }] });
+    let denied = json!({ "data": [], "meta": { "message": "the parameter is invalid" } });
     let unprocessable = |name, operation| Case {
         status: "422 X",
         ..case(
@@ -282,6 +290,12 @@ fn extensions_of_airalo_and_zendit() -> Vec<Case> {
         case("airalo", "extension", Extend, top_up),
         unprocessable("refused extension", Extend),
         case("airalo", "extension by our id", FindExtension, orders),
+        case("airalo", "claim", GiveBack, claimed),
+        Case {
+            status: "422 X",
+            ..case("airalo", "refused claim", GiveBack, denied)
+        },
+        case("airalo", "credit", FindClaim, refunded),
         case("zendit", "before extension", BeforeExtension, offer),
         case("zendit", "extension", Extend, accepted),
         case("zendit", "extension by our id", FindExtension, plan),
@@ -432,32 +446,8 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             bought(&answer)
         }
         Operation::Find | Operation::Search => found(&provider.look_up(&look_up).await),
-        Operation::Status => match provider.status(&esim).await {
-            Ok(status) => {
-                let custody = match &status.custody {
-                    Custody::Returnable => "returnable",
-                    Custody::Returned => "returned",
-                    Custody::Kept(said) => {
-                        assert!(
-                            said.len() <= LONGEST && !said.contains(is_hidden),
-                            "{said:?}"
-                        );
-                        "kept"
-                    }
-                    Custody::Unshown => "unshown",
-                };
-                let reading = status.reading;
-                let installed = reading
-                    .installed
-                    .map_or('?', |yes| if yes { 'y' } else { 'n' });
-                let used = reading.data_used.is_some();
-                let total = reading.data_total.is_some();
-                let ends = reading.ends_at.is_some();
-                format!("{custody} {installed} used:{used} total:{total} ends:{ends}")
-            }
-            Err(error) => trouble(&error),
-        },
-        Operation::GiveBack => match provider.give_back(&esim).await {
+        Operation::Status => status(&provider.status(&esim).await),
+        Operation::GiveBack => match provider.give_back(&esim, GiveBackCause::Other).await {
             Ok(GiveBackResponse::Returned) => "returned".to_owned(),
             Ok(GiveBackResponse::Refused(said)) => {
                 assert!(
@@ -466,8 +456,13 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
                 );
                 "refused".to_owned()
             }
+            Ok(GiveBackResponse::Claimed { reference, .. }) => {
+                assert!(reference.is_none_or(|id| id.as_str().len() <= LONGEST));
+                "claimed".to_owned()
+            }
             Err(error) => trouble(&error),
         },
+        Operation::FindClaim => credit(&provider.find_claim(&esim).await),
         Operation::Offers
         | Operation::BeforeExtension
         | Operation::Extend
@@ -491,6 +486,58 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             Err(BadCallback::Unreadable) => "unreadable".to_owned(),
             Err(BadCallback::Forged) => "forged".to_owned(),
         },
+    }
+}
+
+/// What a look at an eSIM says.
+fn status(seen: &Result<EsimStatus, Trouble>) -> String {
+    match seen {
+        Ok(status) => {
+            let custody = match &status.custody {
+                Custody::Returnable => "returnable",
+                Custody::Returned => "returned",
+                Custody::Kept(said) => {
+                    assert!(
+                        said.len() <= LONGEST && !said.contains(is_hidden),
+                        "{said:?}"
+                    );
+                    "kept"
+                }
+                Custody::Unshown => "unshown",
+                Custody::Claimed(said) | Custody::ClaimUnshown(said) => {
+                    assert!(
+                        said.len() <= LONGEST && !said.contains(is_hidden),
+                        "{said:?}"
+                    );
+                    "claimed"
+                }
+            };
+            let reading = status.reading;
+            let installed = reading
+                .installed
+                .map_or('?', |yes| if yes { 'y' } else { 'n' });
+            let used = reading.data_used.is_some();
+            let total = reading.data_total.is_some();
+            let ends = reading.ends_at.is_some();
+            format!("{custody} {installed} used:{used} total:{total} ends:{ends}")
+        }
+        Err(error) => trouble(error),
+    }
+}
+
+/// What a look for the credit of a claim says.
+fn credit(seen: &Result<Custody, Trouble>) -> String {
+    match seen {
+        Ok(Custody::Returned) => "returned".to_owned(),
+        Ok(Custody::ClaimUnshown(said)) => {
+            assert!(
+                said.len() <= LONGEST && !said.contains(is_hidden),
+                "{said:?}"
+            );
+            "not credited".to_owned()
+        }
+        Ok(other) => format!("{other:?}"),
+        Err(error) => trouble(error),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use domain::Iccid;
+use domain::{Iccid, esim_change::GiveBackCause};
 use provisioner::providers::{
     CallbackRequest, DeliveredEsim, Hint, LookUp, Provider, ProviderId, ReportSubject, Trouble,
 };
@@ -76,7 +76,10 @@ async fn the_outcome_of_a_give_back_that_is_not_confirmed_is_unknown() {
         iccid: Iccid::parse("89852245280000942210").unwrap(),
     };
     for code in ["900001", "200002", "200009", "310403", "000001"] {
-        let answer = provider(&error(code)).await.give_back(&esim).await;
+        let answer = provider(&error(code))
+            .await
+            .give_back(&esim, GiveBackCause::Other)
+            .await;
         assert!(matches!(answer, Err(Trouble::Unknown { .. })), "{answer:?}");
     }
 }

@@ -6,6 +6,7 @@
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
 //! - [`catalogues`]: the lists of products and purchases, with what a provider should not send.
+//! - [`claims`]: eSIMs that a provider takes back by a claim.
 //! - [`extensions`]: data and days that are added to delivered eSIMs, at each provider.
 //! - [`fields`]: each field of each response, with values that it should never have.
 //! - [`hostile`]: responses that no provider should send, each with its class.
@@ -28,6 +29,7 @@ mod answers;
 mod breaker;
 mod callbacks;
 mod catalogues;
+mod claims;
 mod extended;
 mod extensions;
 mod fields;

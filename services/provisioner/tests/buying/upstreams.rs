@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use domain::PlacementId;
+use domain::{PlacementId, esim_change::GiveBackCause};
 use provisioner::providers::{
     DeliveredEsim, GiveBackResponse, ProviderId, Purchase, PurchaseResponse,
 };
@@ -340,7 +340,7 @@ async fn an_iccid_that_is_sold_again_after_a_cancel_is_delivered_again() {
         unit_id: ProviderId::parse(bench.unit(first).await).unwrap(),
         iccid: domain::Iccid::parse(&iccid(first).await).unwrap(),
     };
-    let returned = account.give_back(&esim).await;
+    let returned = account.give_back(&esim, GiveBackCause::Other).await;
     assert_eq!(returned, Ok(GiveBackResponse::Returned));
     let second = bench.accept_at("esim-access", &["ready"]).await;
     let stored = bench.ready(second).await;

@@ -163,6 +163,7 @@ fn to_endpoint(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -
         | Standing::OnHold
         | Standing::GivingBack
         | Standing::GiveBackStalled
+        | Standing::GiveBackClaimed
         | Standing::GiveBackOnHold
         | Standing::Returned
         | Standing::Failed
@@ -322,6 +323,9 @@ fn told(
         Standing::GiveBackStalled => format!(
             "{is} being given back at your request, but our service does not work{}; we are mending it, and then it goes on",
             since(order.silent_since(Stage::Provisioner))
+        ),
+        Standing::GiveBackClaimed => format!(
+            "{is} claimed back at your request, and people at the provider decide, which takes days"
         ),
         Standing::GiveBackOnHold => format!(
             "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"

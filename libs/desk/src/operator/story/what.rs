@@ -138,7 +138,7 @@ impl EsimChangeStep {
     /// The step to the end in this state; `None` if that is no end.
     pub(super) fn to(state: EsimChangeState) -> Option<Self> {
         match state {
-            EsimChangeState::Asked | EsimChangeState::Sending => None,
+            EsimChangeState::Asked | EsimChangeState::Sending | EsimChangeState::Claimed => None,
             EsimChangeState::Done => Some(Self::Done),
             EsimChangeState::Refused => Some(Self::Refused),
             EsimChangeState::Parked => Some(Self::OnHold),

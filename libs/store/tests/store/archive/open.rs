@@ -4,7 +4,7 @@ use desk::self_service::{
     esims,
     extensions::{ExtensionOrdered, order as order_extension},
 };
-use domain::PartnerId;
+use domain::{PartnerId, esim_change::GiveBackCause};
 use pg::{
     TransactionEnd,
     transaction::{TransactionKind, TransactionRun},
@@ -21,13 +21,14 @@ use crate::{
 };
 
 /// Each of these keeps an order in the tables until it is undone.
-const UNFINISHED: [(&str, &str); 12] = testkit::rows! {
+const UNFINISHED: [(&str, &str); 13] = testkit::rows! {
     // A give-back whose next look nobody has planned is as open as one that is due.
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'sending' FROM topups" => "DELETE FROM esim_requests";
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'parked' FROM topups"
         => "UPDATE esim_requests SET give_back = 'refused'";
+    "UPDATE esim_requests SET give_back = 'claimed'" => "UPDATE esim_requests SET give_back = 'refused'";
     "INSERT INTO extensions (extension_id, partner_id, topup_id, provider, external_id, option_id, provider_option_id, state)
      SELECT gen_random_uuid(), gen_random_uuid(), topup_id, 'sandbox', 'more', gen_random_uuid(), 'eu-5', 'sending' FROM topups"
         => "UPDATE extensions SET state = 'added'";
@@ -113,7 +114,9 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
         let mut partners = bench.connection().await;
         let asking = async {
             match asked {
-                "give_back" => esims::ask_give_back(&mut partners, partner, &topup).await,
+                "give_back" => {
+                    esims::ask_give_back(&mut partners, partner, &topup, GiveBackCause::Other).await
+                }
                 "extend" => {
                     let new = extensions::new(&topup, "more-1", option);
                     let answer = order_extension(&mut partners, partner, new).await?;
@@ -147,7 +150,7 @@ async fn a_give_back_and_an_erasure_exclude_each_other() {
     let topup = topups(&order).remove(0);
     let mut connection = bench.connection().await;
     let mut asked = connection.begin().await.unwrap();
-    esims::ask_give_back(&mut asked, partner, &topup)
+    esims::ask_give_back(&mut asked, partner, &topup, GiveBackCause::Other)
         .await
         .unwrap();
     let mut operator = bench.connection().await;
@@ -164,7 +167,7 @@ async fn a_give_back_and_an_erasure_exclude_each_other() {
     desk::operator::erase::order(&mut erasing, order.order_id, applied())
         .await
         .unwrap();
-    let asking = esims::ask_give_back(&mut connection, partner, &topup);
+    let asking = esims::ask_give_back(&mut connection, partner, &topup, GiveBackCause::Other);
     let commit = async { erasing.commit().await.unwrap() };
     ends_after_a_wait(&bench, asking, commit).await.unwrap();
     assert_eq!(bench.count_of("esim_requests").await, 0);

@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PlacementId;
+use domain::{PlacementId, esim_change::GiveBackCause};
 use pg::PgConnection;
 use provisioner::providers::{
-    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, Heard, LiveAnswer, LookUp,
-    LookUpRequest, LookUpResponse, Provider, ProviderId, ProviderUnit, ProviderUnitState, Purchase,
-    PurchasePeriod, PurchaseResponse, SoldPurchase, Trouble,
+    BoughtUnits, Capabilities, Custody, DeliveredEsim, GiveBackResponse, GiveBackWay, Heard,
+    LiveAnswer, LookUp, LookUpRequest, LookUpResponse, Provider, ProviderId, ProviderUnit,
+    ProviderUnitState, Purchase, PurchasePeriod, PurchaseResponse, SoldPurchase, Trouble,
 };
 use runtime::{clock::Moment, terminal};
 use serde::Serialize;
@@ -610,7 +610,7 @@ impl Proving<'_> {
             self.note("giving back", "nothing", &came, Follows::Unanswered);
             return self.store(bought.id, false).await;
         }
-        if !(self.can.give_back && self.can.usage) {
+        if !gives_back(self.can) {
             let came = format!("{} units stay in the account", units.len());
             self.note("giving back", "nothing", &came, Follows::Seen);
             self.purchases.mark(&bought, ProofOutcome::Stays);
@@ -760,6 +760,7 @@ impl Proving<'_> {
                     Custody::Returned => "is given back".to_owned(),
                     Custody::Kept(why) => format!("is not taken back: {why}"),
                     Custody::Unshown => "does not show whether it is taken back".to_owned(),
+                    Custody::Claimed(said) | Custody::ClaimUnshown(said) => said,
                 };
                 let installed = match status.reading.installed {
                     Some(true) => "installed",
@@ -786,7 +787,7 @@ impl Proving<'_> {
                 }
                 continue;
             };
-            let first = self.provider.give_back(&esim).await;
+            let first = self.provider.give_back(&esim, GiveBackCause::Other).await;
             let is_back = match &first {
                 Ok(GiveBackResponse::Returned) => true,
                 // The outcome is unknown, and a look settles it.
@@ -802,7 +803,7 @@ impl Proving<'_> {
             }
             if position == 0 {
                 let asked = "the same eSIM given back twice";
-                let second = self.provider.give_back(&esim).await;
+                let second = self.provider.give_back(&esim, GiveBackCause::Other).await;
                 let came = format!("{}, then {}", given_back(&first), given_back(&second));
                 self.note("giving back twice", asked, &came, Follows::Seen);
             }
@@ -899,10 +900,18 @@ fn without_secrets(text: &str, secrets: &[String]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
+/// Whether what a proof has bought is given back. A claim would be work for people at the provider.
+pub(super) fn gives_back(can: Capabilities) -> bool {
+    can.usage && can.give_back == Some(GiveBackWay::Uninstalled)
+}
+
 fn given_back(response: &Result<GiveBackResponse, Trouble>) -> String {
     match response {
         Ok(GiveBackResponse::Returned) => "returned".to_owned(),
         Ok(GiveBackResponse::Refused(message)) => format!("refused: {message}"),
+        Ok(GiveBackResponse::Claimed { said, .. }) => {
+            format!("claimed: {}", said.as_deref().unwrap_or("no state"))
+        }
         Err(trouble) => describe(trouble),
     }
 }

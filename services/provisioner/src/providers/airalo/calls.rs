@@ -73,6 +73,12 @@ pub(super) fn outcome(refusal: &AiraloRefusal) -> Outcome {
     }
 }
 
+/// Whether a claim is refused, so that there is none: a field is not allowed, and of an ICCID the
+/// list of faults is empty (its page on the request for a refund, September 2026).
+pub(super) fn refuses_claim(refusal: &AiraloRefusal) -> bool {
+    matches!(refusal, AiraloRefusal::Invalid { meta, .. } if meta.message == wire::INVALID)
+}
+
 /// A response whose body the protocol defines.
 pub(super) enum AiraloReply {
     Done(Vec<u8>),

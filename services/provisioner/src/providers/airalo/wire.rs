@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use domain::{ActivationCode, Iccid, PlacementId};
+use domain::{ActivationCode, Iccid, PlacementId, esim_change::GiveBackCause};
 use serde::Deserialize;
 use serde_json::Number;
 use store::esim_requests::Reading;
@@ -17,7 +17,7 @@ use crate::providers::{
         Balance, BoughtUnits, Custody, EsimStatus, ProfileFault, ProviderUnit, ProviderUnitState,
         Trouble, filled, id_in,
     },
-    text::{MOMENT, moment, one_line, start_by, text_or_none},
+    text::{MOMENT, ProviderId, moment, one_line, start_by, text_or_none},
 };
 
 /// For how many days after its purchase an eSIM is taken to be usable if its operator does not say
@@ -334,14 +334,64 @@ impl AiraloUsage {
                 as_of: None,
                 only_downloaded: false,
             },
-            custody: Custody::Kept(if is_recycled {
-                "its operator has recycled the eSIM, so it cannot be used any more".to_owned()
+            custody: if is_recycled {
+                let recycled = "its operator has recycled the eSIM, so it cannot be used any more";
+                Custody::Kept(recycled.to_owned())
             } else {
-                "Airalo gives money back only by a claim that people decide, in its portal"
-                    .to_owned()
-            }),
+                Custody::Returnable
+            },
             suspended: None,
         })
+    }
+}
+
+/// The answer to a claim.
+#[derive(Deserialize)]
+pub(super) struct AiraloClaim {
+    data: ClaimId,
+}
+
+#[derive(Deserialize)]
+struct ClaimId {
+    refund_id: Amount,
+}
+
+impl AiraloClaim {
+    pub(super) fn id(&self) -> Result<ProviderId, Trouble> {
+        id_in("refund_id", self.data.refund_id.text())
+    }
+}
+
+/// What a claim calls the cause (its page on the request for a refund, September 2026).
+pub(super) fn cause(cause: GiveBackCause) -> &'static str {
+    match cause {
+        GiveBackCause::InstallationFailure => "INSTALLATION_FAILURE",
+        GiveBackCause::NoCoverage => "NO_COVERAGE",
+        GiveBackCause::ChangeOfPlan => "CHANGE_OF_PLAN",
+        GiveBackCause::WrongPurchase => "WRONG_PURCHASE",
+        GiveBackCause::Other => "OTHERS",
+    }
+}
+
+/// Whether the money of an eSIM was credited, by the order that has sold it. An order that is
+/// refunded in part does not say which of its eSIMs is; neither it nor a new state is a verdict.
+pub(super) fn custody(orders: &[AiraloOrder], iccid: &Iccid) -> Custody {
+    let is_it = |sim: &Sim| {
+        sim.iccid
+            .as_deref()
+            .and_then(|named| Iccid::parse(named).ok())
+    };
+    let mut sold = orders.iter().filter(|order| {
+        let mut sims = order.sims.iter();
+        !order.is_top_up() && sims.any(|sim| is_it(sim).as_ref() == Some(iccid))
+    });
+    let (Some(order), None) = (sold.next(), sold.next()) else {
+        return Custody::ClaimUnshown("Airalo lists not one order of the eSIM".to_owned());
+    };
+    match order.status.as_ref().map(|status| status.slug.as_str()) {
+        Some("refunded") => Custody::Returned,
+        Some(slug) => Custody::ClaimUnshown(format!("the order of the eSIM is {}", one_line(slug))),
+        None => Custody::ClaimUnshown("the order of the eSIM names no state".to_owned()),
     }
 }
 

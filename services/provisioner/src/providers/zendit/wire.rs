@@ -149,6 +149,13 @@ pub(super) struct Refund {
     pub(super) status: String,
 }
 
+impl Refund {
+    /// Its state in words.
+    pub(super) fn said(&self) -> String {
+        format!("the refund is {}", one_line(&self.status))
+    }
+}
+
 impl Purchased {
     /// The only unit of the purchase. Its id is our id of the purchase, because Zendit has no other
     /// one.
@@ -395,11 +402,12 @@ impl Plans {
         let is_begun = |plan: &Plan| filled(plan.start_at.as_ref()).is_some();
         let is_installed =
             filled(self.first_installed_at.as_ref()).is_some() || self.list.iter().any(is_begun);
-        let custody = match purchased.refund() {
-            Some(ZenditState::Done) => Custody::Returned,
-            Some(ZenditState::Failed) => Custody::Kept("its refund has failed".to_owned()),
-            Some(ZenditState::Open | ZenditState::Unknown) => {
-                return Err(Trouble::not_understood("the refund has not ended yet"));
+        let refund = purchased.refund.as_ref();
+        let custody = match refund.map(|refund| (ZenditState::of(&refund.status), refund)) {
+            Some((ZenditState::Done, _)) => Custody::Returned,
+            Some((ZenditState::Failed, _)) => Custody::Kept("its refund has failed".to_owned()),
+            Some((ZenditState::Open | ZenditState::Unknown, refund)) => {
+                Custody::Claimed(refund.said())
             }
             None if is_installed => Custody::Kept("the eSIM is installed".to_owned()),
             None => Custody::Returnable,

@@ -125,6 +125,12 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Parameter fresh is unknown; this request does not have it"]);
     "422: a parameter of a give-back", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/give-back")).query("force=1")
         => Unprocessable(&["Parameter force is unknown; this request does not have it"]);
+    "422: a cause of a give-back that is none, and another field", |w| {
+        w.post(r#"{"cause": "boredom", "force": true}"#).path("/api/v1/api_partner/topups/20200101000000000000000000/give-back")
+    } => Unprocessable(&["Cause is not one of those in the reference", "Parameter force is unknown; this request does not have it"]);
+    "400: a give-back whose body isn't JSON", |w| {
+        w.post("cause").path("/api/v1/api_partner/topups/20200101000000000000000000/give-back")
+    } => Error(400, "Invalid JSON format");
     "HEAD on the data use of an unknown topup has no body",
         |w| ask(w, "HEAD", &format!("{UNKNOWN_TOPUP}/usage")) => Bare(404);
     "422: a look-up by a blank id", |w| get(w, "/orders").query("external_order_id=%20")
