@@ -340,6 +340,7 @@ fn facts(facts: Value) -> Facts {
 
 /// Partners see what a file sets, and otherwise what the provider tells, and find options by it.
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one table of filters")]
 async fn options_are_found_by_what_is_known_of_them() {
     let bench = Bench::new().await;
     let mut connection = bench.connection().await;

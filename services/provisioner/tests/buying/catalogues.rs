@@ -84,6 +84,7 @@ fn assert_told(changed: &ChangedFact<'_>, good: &Value, (facts, unknown): (Value
 
 /// Its fields are those of the reference's examples (April 2026).
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one table of fields")]
 async fn what_esim_access_tells_of_a_package_is_read_and_an_unknown_word_is_said() {
     let package = json!({
         "packageCode": "CKH007", "slug": "EU-2_5_30", "name": "Europe", "price": 26_000, "currencyCode": "USD",
@@ -237,6 +238,7 @@ async fn what_esim_access_tells_of_a_package_is_read_and_an_unknown_word_is_said
 
 /// Its fields are those of its documents (September 2026).
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one table of fields")]
 async fn what_airalo_tells_of_a_package_is_read_and_an_unknown_word_is_said() {
     let package = json!({
         "id": "P", "type": "sim", "price": 4.5, "amount": 1024, "day": 7, "is_unlimited": false, "title": "1 GB",
