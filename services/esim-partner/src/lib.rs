@@ -285,7 +285,8 @@ enum AccountCommand {
     GiveBack {
         /// The topup id of 26 digits
         topup_id: TopupId,
-        /// Why: `installation_failure`, `no_coverage`, `change_of_plan`, `wrong_purchase` or `other`
+        /// Why: `installation_failure`, `no_coverage`, `change_of_plan`, `wrong_purchase` or
+        /// `other`
         #[arg(long, conflicts_with = "state")]
         cause: Option<String>,
         /// Only show the state of the give-back

@@ -3,10 +3,10 @@
 //! `listen` asks the service for the webhooks of a sandbox account (`GET /webhook/listen`, a long
 //! poll) and posts each one to the endpoint, with the body and headers that the service made. It
 //! forwards each webhook once and does not retry, because the developer who watches can send it
-//! again. Without an endpoint it checks their signatures itself. `redeliver --forward-to` signs one webhook here, with the account's own secret. Neither
-//! changes anything at the service: the account's deliveries go on as if nobody listened. Only ids,
-//! statuses and times are printed, never activation codes, and of the endpoint's URL neither the
-//! password nor the query.
+//! again. Without an endpoint it checks their signatures itself. `redeliver --forward-to` signs one
+//! webhook here, with the account's own secret. Neither changes anything at the service: the
+//! account's deliveries go on as if nobody listened. Only ids, statuses and times are printed,
+//! never activation codes, and of the endpoint's URL neither the password nor the query.
 //!
 //! A webhook without an id of the right form is not forwarded, and of its headers only those of
 //! webhooks ([`FORWARDED`]): another server than ours must not choose what this machine sends to
@@ -101,8 +101,8 @@ struct Page {
 
 impl Listen {
     /// Takes webhooks until the program is interrupted, or until `count` of them came. Returns
-    /// whether all were acknowledged, or have a valid signature. A temporary failure of the service is only printed
-    /// and tried again, because a developer leaves this running for hours.
+    /// whether all were acknowledged, or have a valid signature. A temporary failure of the service
+    /// is only printed and tried again, because a developer leaves this running for hours.
     pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
         let taker = match &self.forward_to {
             Some(url) => Taker::Endpoint(account::http(url, TIMEOUT)?, url),

@@ -5,14 +5,15 @@
 //! check digit), the provider's number of a purchase or of a unit, and the id or access key of a
 //! partner. Ids of units are indexed together with their provider, so these look-ups go through all
 //! known providers. A partner is found by each of its keys, also by those that have ended, because
-//! whoever reports a leak has nothing else. Refused requests are found by their external order id or request id, too. If no
-//! order has the id as it is, those are found whose order, placement or topup id or ICCID begins
-//! with it; and of the newest orders, those whose external order id does, because a prefix of that
-//! has no index, which each order would have to write. For the same reason the trace id of a
-//! request and the last six or more digits of an ICCID are looked for among the newest ones.
-//! Partners are found by any part of their name. Upper and lower case, blanks, dashes and
-//! underscores do not matter: an order that is only written in another way is found by its other
-//! spellings, and if nothing is found, those ids are that differ in one character ([`meant`]).
+//! whoever reports a leak has nothing else. Refused requests are found by their external order id
+//! or request id, too. If no order has the id as it is, those are found whose order, placement or
+//! topup id or ICCID begins with it; and of the newest orders, those whose external order id does,
+//! because a prefix of that has no index, which each order would have to write. For the same reason
+//! the trace id of a request and the last six or more digits of an ICCID are looked for among the
+//! newest ones. Partners are found by any part of their name. Upper and lower case, blanks, dashes
+//! and underscores do not matter: an order that is only written in another way is found by its
+//! other spellings, and if nothing is found, those ids are that differ in one character
+//! ([`meant`]).
 
 mod meant;
 

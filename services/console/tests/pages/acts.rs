@@ -194,8 +194,17 @@ async fn a_further_key_is_listed_and_ended_with_a_reason() {
     );
     let answer = twice(&mut support, (&access, &path), &[("key", id)]).await;
     assert_eq!(answer.status(), 303);
+    // It stays known as one that has ended, and cannot be ended again.
     let shown = text(&mut support, &access).await;
-    assert!(!shown.contains("ak_further"), "{shown}");
+    let (keys, ended) = shown.split_once("<h2>Ended keys</h2>").unwrap();
+    assert!(
+        !keys.contains("ak_further") && !shown.contains(&path),
+        "{shown}"
+    );
+    assert!(
+        ended.contains("ak_further") && ended.contains("not used"),
+        "{shown}"
+    );
     assert_eq!(bench.recorded().await, ["sue partner key end"]);
     bench.stop().await;
 }
