@@ -207,7 +207,9 @@ TABLE esim_requests
     suspension_reason text
     suspension_message text
     suspension_ended_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers), octet_length(suspension), octet_length(suspension_reason), octet_length(suspension_message)) <= 100000) AND ((plan >= 1) AND (plan <= 1000000000)))) NOT VALID
+    give_back_cause text
+    claim text
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, as_of, usage_failed_at, reported_at, give_back_asked_at, attempted_at, not_returned_at, ended_at, poll_at, polled_at, offers_asked_at, offers_at, latest_end, downloaded_at, suspension_asked_at, suspension_attempted_at, suspension_not_done_at, suspension_ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message), pg_column_size(reached), pg_column_size(offers), octet_length(suspension), octet_length(suspension_reason), octet_length(suspension_message), octet_length(give_back_cause), octet_length(claim)) <= 100000) AND ((plan >= 1) AND (plan <= 1000000000)))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     CREATE INDEX esim_requests_polls ON public.esim_requests USING btree (provider, poll_at) WHERE (poll_at IS NOT NULL)
@@ -677,6 +679,7 @@ TABLE providers
     shows_usage boolean
     takes_back boolean
     polled_at timestamp with time zone NOT NULL DEFAULT now()
+    suspends boolean
     CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at, polled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at, polled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
     CONSTRAINT providers_pkey PRIMARY KEY (name)
     POLICY all_rows USING true WITH CHECK true
@@ -1499,6 +1502,12 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.oldest_writer()
+ RETURNS xid8
+ LANGUAGE sql
+ STABLE
+RETURN (SELECT min(running.id) AS min FROM pg_snapshot_xip(pg_current_snapshot()) running(id) WHERE ((running.id)::xid = ANY (ARRAY(SELECT pg_locks.transactionid FROM pg_locks WHERE ((pg_locks.locktype = 'transactionid'::text) AND (pg_locks.mode = 'ExclusiveLock'::text) AND (pg_locks.virtualtransaction = ANY (ARRAY(SELECT pg_locks_1.virtualtransaction FROM pg_locks pg_locks_1 WHERE ((pg_locks_1.mode = 'RowExclusiveLock'::text) AND (pg_locks_1.relation = ANY (ARRAY[('placements'::regclass)::oid, ('deliveries'::regclass)::oid, ('topup_changes'::regclass)::oid])) AND (pg_locks_1.database = (SELECT pg_database.oid FROM pg_database WHERE (pg_database.datname = current_database()))))))))))))
+
 CREATE OR REPLACE FUNCTION public.option_at(o options, at_provider text)
  RETURNS text
  LANGUAGE sql
@@ -1721,9 +1730,13 @@ BEGIN
         SET poll_at = CASE WHEN e.topup_id IS NOT NULL THEN now() + interval '1 day' END,
             polled_at = CASE WHEN e.topup_id IS NOT NULL THEN now() END
         FROM chosen c LEFT JOIN esims e
-            ON e.topup_id = c.topup_id AND e.erased_at IS NULL AND e.returned_at IS NULL AND EXISTS (
-                SELECT FROM esim_requests q JOIN partner_endpoints n ON n.partner_id = q.partner_id
-                WHERE q.topup_id = c.topup_id AND n.polls_up_to IS NOT NULL)
+            ON e.topup_id = c.topup_id AND e.returned_at IS NULL AND EXISTS (
+                SELECT FROM esim_requests q
+                WHERE q.topup_id = c.topup_id
+                  -- A claim is looked at whether its partner wants to hear of its use or not, until it is decided.
+                  AND (q.give_back = 'claimed'
+                       OR (e.erased_at IS NULL AND EXISTS (
+                               SELECT FROM partner_endpoints n WHERE n.partner_id = q.partner_id AND n.polls_up_to IS NOT NULL))))
         WHERE r.topup_id = c.topup_id
         RETURNING r.topup_id, r.provider, r.partner_id, r.polled_at
     )
@@ -1880,7 +1893,7 @@ BEGIN
     UPDATE esim_requests
     SET give_back = CASE WHEN is_returned THEN 'returned' ELSE 'refused' END, ended_at = now(), reason = 'resolved',
         message = NULL, not_returned_at = NULL
-    WHERE topup_id = resolved_topup AND give_back = 'parked' AND attempt = after_attempt;
+    WHERE topup_id = resolved_topup AND give_back IN ('parked', 'claimed') AND attempt = after_attempt;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

@@ -514,7 +514,6 @@ impl<'a> EventBody<'a> {
         let order_metadata = event.kept.order.as_ref();
         let price = event.price.map(|price: Amount| price.minor);
         let currency = event.price.map(|price| price.currency);
-        let price_if = |is_booked: bool| price.filter(|_| is_booked);
         let data = match &event.subject {
             Subject::TopupFailed {
                 topup_id,
@@ -545,7 +544,7 @@ impl<'a> EventBody<'a> {
                     external_order_id,
                     price,
                     currency,
-                    refunded: price_if(*kind == EventKind::EsimReturned),
+                    refunded: price.filter(|_| *kind == EventKind::EsimReturned),
                     metadata,
                     order_metadata,
                 }),

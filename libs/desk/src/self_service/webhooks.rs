@@ -225,8 +225,10 @@ pub async fn webhooks(
     limit: i64,
 ) -> Result<Unflushed<Vec<StoredWebhook>>> {
     // This is a statement before the one that reads, which so sees the rows of all transactions
-    // that have ended by now.
-    let running = sqlx::query_scalar!(r#"SELECT oldest_writer()::text AS running"#);
+    // that have ended by now. What is written between the two comes with the next request.
+    let running = sqlx::query_scalar!(
+        r#"SELECT coalesce(oldest_writer(), pg_snapshot_xmax(pg_current_snapshot()))::text AS running"#
+    );
     let running = running.fetch_one(&mut *connection).await?;
     let query = sqlx::query_as!(
         Row,

@@ -568,8 +568,6 @@ mod tests {
             "details", json!("JP") => r#".details: invalid type: string "JP", expected a map"#;
             "details", json!({"text": "x".repeat(4096)}) => ".details: must be at most 4096 bytes of JSON";
             "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
-            "facts", json!({"hotspots": true})
-                => ".facts.hotspots: unknown field `hotspots`";
             "facts", json!({"picture": "x"}) => ".facts.picture: it must be an https:// URL without a password";
             "facts", json!({"coverage": vec![json!({"country": "JP", "networks": [{"name": "x".repeat(500)}]}); 130]})
                 => ".facts: must be at most 65536 bytes of JSON";
@@ -587,6 +585,13 @@ mod tests {
                 format!("line 1: options[0]{fault_is}")
             );
         }
+        let unknown = fault(&json!([with("facts", json!({"hotspots": true}))]));
+        assert!(
+            unknown.starts_with(
+                "line 1: options[0].facts.hotspots: unknown field `hotspots`, expected"
+            ),
+            "{unknown}"
+        );
     }
 
     #[test]
