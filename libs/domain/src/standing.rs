@@ -474,7 +474,7 @@ impl Standing {
             Self::OnHold => "on hold",
             Self::GivingBack => "being given back",
             Self::GiveBackStalled => "give-back waits to be asked for",
-            Self::GiveBackClaimed => "its provider decides on a refund",
+            Self::GiveBackClaimed => "give-back is decided by its provider",
             Self::GiveBackOnHold => "give-back on hold",
             Self::Returned => "given back",
             Self::Failed => "failed",

@@ -16,7 +16,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -137,7 +137,8 @@ async fn colours(Path(pair): Path<String>) -> Result<Response, ApiError> {
 async fn show(
     State(pages): State<Arc<TravellerPages>>,
     connection: Option<Extension<Arc<Connection>>>,
-    path: Option<Path<String>>,
+    // A path that is no UTF-8 is the address of no page, and is answered like any other one.
+    path: Result<Path<String>, PathRejection>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Response {
@@ -149,6 +150,7 @@ async fn show(
     let device = view::device(text(header::USER_AGENT).unwrap_or_default());
     let shown = async {
         let _turn = pages.turns.turn(turns::source(connection)).await?;
+        let path = path.ok();
         let given = path.and_then(|Path(text)| GivenToken::parse(&text));
         let given = given.ok_or(ErrorCode::NotFound)?;
         let found = pages.read(&given).await.map_err(ApiError::Internal)?;

@@ -87,7 +87,7 @@ async fn what_travellers_see_of_a_shop_is_checked() {
     assert_refused(&unset, 409, "install_pages_not_set");
     let pale = settings(false).replace("#14506B", "#7f9fb0");
     let refused = send(&shop.client, "PUT", SETTINGS, &pale).await.unwrap();
-    assert_refused(&refused, 422, "contrast_too_low");
+    assert_refused(&refused, 422, "contrast_too_low; parameter=brand_ink");
     let message = String::from_utf8_lossy(&refused.body).into_owned();
     assert!(message.contains("is 2.8 : 1"), "{message}");
     let bad = json!({

@@ -64,7 +64,7 @@ async fn install_pages(shop: &Shop) -> Result<[String; 2]> {
     for token in &mut tokens {
         let opened = shop.client.post("").path(&path).send().await?.json()?;
         let url = opened["install_url"].as_str().context("no address")?;
-        *token = url.rsplit('/').next().unwrap_or_default().to_owned();
+        url.rsplit('/').next().unwrap_or_default().clone_into(token);
         let http = http::client()?;
         let page = http.get(format!("{url}?lang=de")).send().await?;
         let code = order["topups"][0]["esim"]["activate_code"].as_str();
