@@ -270,12 +270,12 @@ pub struct OptionEntry {
     /// What you say of the product by hand; it counts, whatever its provider tells. `null` takes it
     /// all away, and then what the provider tells counts again.
     #[serde(default)]
-    #[schema(value_type = Option<Facts>)]
+    #[schema(value_type = Option<Object>)]
     facts: ManifestField<Facts>,
     /// What the provider tells. `esimctl catalogue pull` writes it, and `option list --json` prints
     /// it.
     #[serde(default)]
-    #[schema(value_type = Option<Facts>)]
+    #[schema(value_type = Option<Object>)]
     told: ManifestField<Facts>,
 }
 

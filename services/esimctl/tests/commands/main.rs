@@ -261,11 +261,12 @@ async fn an_order_is_found_by_each_of_its_ids() {
 
 /// The columns of an order and its parts that `order show` does not print under their own name,
 /// each with the reason.
-const NOT_SHOWN: [(&str, &str, &str); 21] = testkit::rows! {
+const NOT_SHOWN: [(&str, &str, &str); 22] = testkit::rows! {
     "orders", "refused_at" => "printed as `refused`";
     "orders", "cancelled_at" => "a cancelled order is printed as refused";
     "orders", "answer_by" => "of use only for seconds, while the request is answered";
     "orders", "answering" => "the id of a process, which no other command knows";
+    "esims", "install_page" => "a number that is of use only in the address of the traveller's page";
     "placements", "order_id" => "printed with the order";
     "placements", "partner_id" => "printed with the order";
     "placements", "not_found_at" => "a purchase in doubt is told by its reason";

@@ -54,7 +54,7 @@ impl Bench {
             .bind(unit.topup.as_str())
             .execute(&mut *connection)
             .await?;
-            sqlx::query("UPDATE providers SET polled_at = NULL")
+            sqlx::query("UPDATE providers SET polled_at = now() - interval '1 hour'")
                 .execute(&mut *connection)
                 .await?;
             sqlx::query("UPDATE esim_requests SET poll_at = now() WHERE poll_at IS NOT NULL")

@@ -496,7 +496,7 @@ mod tests {
                     ends_at: ahead,
                     ..used(GB + GB / 5)
                 }),
-                "<bdi>1.79 GB</bdi> left, until <bdi>9 December 2026, 08:12 UTC</bdi>",
+                "<bdi>1.8 GB</bdi> left, until <bdi>9 December 2026, 08:12 UTC</bdi>",
                 false,
             ),
             (
