@@ -486,8 +486,11 @@ END) STORED
     exhausted_told_at timestamp with time zone
     unproven_since timestamp with time zone
     polls_up_to timestamp with time zone
+    offered jsonb
+    offered_by text
     CONSTRAINT partner_endpoints_bounds CHECK (((LEAST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since, polls_up_to) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since, polls_up_to) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND ('0001-01-01 00:00:00+00'::timestamp with time zone <= ALL (secret_ends)) AND ('9999-12-31 00:00:00+00'::timestamp with time zone >= ALL (secret_ends)) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(headers), octet_length(code_digest), octet_length(told), pg_column_size(events), pg_column_size(secrets), pg_column_size(secret_ends)) <= 100000))) NOT VALID
     CONSTRAINT partner_endpoints_first CHECK (((nth = 0) = (endpoint_id = partner_id)))
+    CONSTRAINT partner_endpoints_offered CHECK (((pg_column_size(offered) <= 10000000) AND (octet_length(offered_by) <= 100000))) NOT VALID
     CONSTRAINT partner_endpoints_pkey PRIMARY KEY (endpoint_id)
     CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
     CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
@@ -1253,6 +1256,8 @@ BEGIN
         CASE NEW.state WHEN 'added' THEN 'extension.ready' ELSE 'extension.failed' END, NEW.topup_id, NEW.extension_id::text,
         jsonb_strip_nulls(jsonb_build_object(
             'external_id', NEW.external_id, 'option_id', NEW.option_id, 'has_new_profile', NEW.has_new_profile,
+            'price', CASE WHEN NEW.price IS NOT NULL THEN
+                jsonb_build_object('amount', NEW.price, 'currency', NEW.currency) END,
             'reason', CASE WHEN NEW.state = 'refused' THEN NEW.reason END,
             'message', CASE WHEN NEW.state = 'refused' THEN NEW.message END)));
     RETURN NULL;
@@ -1502,6 +1507,17 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.offered_by(list text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+    SELECT concat_ws(' ', (SELECT max(o.version) FROM options o), list,
+                     (SELECT l.version FROM price_lists l WHERE l.price_list = list),
+                     (SELECT extract(epoch FROM max(p.valid_from)) FROM prices p WHERE p.price_list = list AND p.valid_from <= now()))
+$function$
+
 CREATE OR REPLACE FUNCTION public.oldest_writer()
  RETURNS xid8
  LANGUAGE sql
@@ -1539,7 +1555,11 @@ CREATE OR REPLACE FUNCTION public.order_cancelled()
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
-    PERFORM make_events('order.cancelled', min(t.topup_id), NULL, jsonb_build_object('units', count(*)))
+    PERFORM make_events('order.cancelled', min(t.topup_id), NULL, jsonb_strip_nulls(jsonb_build_object(
+        'units', count(*),
+        'price', CASE WHEN bool_or(t.terms::jsonb ? 'price') THEN jsonb_build_object(
+            'amount', sum((t.terms::jsonb->'price'->>'amount')::bigint),
+            'currency', min(t.terms::jsonb->'price'->>'currency')) END)))
     FROM placements p JOIN topups t ON t.placement_id = p.placement_id
     WHERE p.order_id = NEW.order_id;
     RETURN NULL;
@@ -1991,6 +2011,30 @@ BEGIN
     WHERE o.option_id = of_option AND o.provider <> at_provider
       AND seen = jsonb_build_object('provider', o.provider, 'provider_option_id', o.provider_option_id) || o.alternatives;
     RETURN FOUND;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.set_sandbox_balance(of_partner uuid, in_currency text, target bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    was bigint;
+BEGIN
+    SELECT a.posted INTO was FROM accounts a JOIN partners p ON p.partner_id = a.partner_id
+    WHERE a.partner_id = of_partner AND a.currency = in_currency AND p.environment = 'sandbox'
+    FOR NO KEY UPDATE OF a;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF was <> target THEN
+        PERFORM add_entry(of_partner, in_currency, 'adjustment', target - was, 0, NULL, NULL, 'sandbox ' || gen_random_uuid(),
+                          'set by the partner in the sandbox', 'partner');
+        PERFORM tell_low_balances(of_partner);
+    END IF;
+    RETURN true;
 END
 $function$
 

@@ -485,13 +485,14 @@ async fn options_that_have_changed_since_a_time_are_found() {
     for option in [&old, &new] {
         options::import(&mut connection, option).await.unwrap();
     }
-    bench
-        .sql(
-            "ALTER TABLE options DISABLE TRIGGER option_updated;
-              UPDATE options SET updated_at = now() - interval '1 day';
-              ALTER TABLE options ENABLE TRIGGER option_updated",
-        )
-        .await;
+    // Each in a transaction of its own, because a table with pending triggers cannot be altered.
+    for statement in [
+        "ALTER TABLE options DISABLE TRIGGER option_updated",
+        "UPDATE options SET updated_at = now() - interval '1 day'",
+        "ALTER TABLE options ENABLE TRIGGER option_updated",
+    ] {
+        bench.sql(statement).await;
+    }
     let now = runtime::clock::now();
     let since = async |connection: &mut PgConnection, seconds: i64| {
         let page = OptionPage {

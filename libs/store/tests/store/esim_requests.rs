@@ -827,7 +827,7 @@ async fn a_claim_is_polled_until_it_is_decided() {
     bench
         .sql("UPDATE esims SET profile = NULL, erased_at = now(); INSERT INTO providers (name) VALUES ('sandbox') ON CONFLICT DO NOTHING")
         .await;
-    let due = "UPDATE esim_requests SET poll_at = now(); UPDATE providers SET polled_at = NULL";
+    let due = "UPDATE esim_requests SET poll_at = now(); UPDATE providers SET polled_at = now() - interval '1 hour'";
     for _ in 0..2 {
         bench.sql(due).await;
         let polled = esim_requests::poll(&mut connection, PROVIDER, 3_600).await;

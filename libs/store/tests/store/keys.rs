@@ -472,7 +472,7 @@ async fn a_change_of_keys_records_the_key_that_signed_it() {
     let key_id = make(&bench, partner, "ak_further").await;
     execute(
         &mut *bench.connection().await,
-        "UPDATE partner_keys SET rights = '{order,keys}'",
+        "UPDATE partner_keys SET rights = '{order,keys}', units_per_day = NULL",
     )
     .await;
     let mut connection = bench.connection().await;

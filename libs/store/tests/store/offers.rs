@@ -101,7 +101,7 @@ async fn each_change_of_what_may_be_ordered_is_told_once() {
     assert_eq!(bench.changes(partner).await, [priced]);
     assert_eq!(bench.changes(partner).await, [], "it is not valid yet");
     bench
-        .sql("UPDATE prices SET valid_from = now() - interval '1 s' WHERE valid_from > now()")
+        .sql("UPDATE prices SET valid_from = now() WHERE valid_from > now()")
         .await;
     let repriced = OptionsChangedContent {
         total: 1,

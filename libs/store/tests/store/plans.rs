@@ -67,7 +67,8 @@ const WALKS: [(&str, &str); 2] = rows! {
 };
 
 /// Statements that read a narrow table whole, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 6] = rows! {
+const COUNTS: [(&str, &str); 7] = rows! {
+    "FROM (SELECT to_char(n.at AT TIME ZONE 'UTC', 'YYYY-MM') AS month" => "an operator's report of the margin: one pass over the entries";
     "WHERE x.state = 'parked' AND" => "the parked extensions: they are few, and so are all that are open";
     "FROM held\n           WHERE state = 'exhausted' GROUP BY" => "an operator's look at all endpoints: one pass instead of a look-up for each";
     "FROM work\n           WHERE kind = 'deliver' AND provider = '' GROUP BY" => "the same";
@@ -85,7 +86,8 @@ const EMPTY: [(&str, &str); 2] = rows! {
 };
 
 /// Statements that read all of a handful of rows, or compare each row with each of them.
-const SMALL: [(&str, &str); 4] = rows! {
+const SMALL: [(&str, &str); 5] = rows! {
+    "JOIN options o ON o.option_id = u.option_id\n           LEFT JOIN esim_requests r" => "the page of a traveller: one unit and its option";
     "LEFT JOIN partner_key_uses u ON u.key_id = k.key_id" => "the further keys of a partner, of which there are at most nine";
     "FROM operator_sessions s LEFT JOIN operators o" => "one session and the operators, who are few";
     "WHERE r.give_back = 'parked' AND" => "the parked give-backs and extensions, which are few and have indexes of their own";
