@@ -325,7 +325,7 @@ fn told(
             since(order.silent_since(Stage::Provisioner))
         ),
         Standing::GiveBackClaimed => format!(
-            "{is} claimed back at your request, and people at the provider decide, which takes days"
+            "{is} being given back at your request, and people at the provider decide, which takes days"
         ),
         Standing::GiveBackOnHold => format!(
             "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
