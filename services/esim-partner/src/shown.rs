@@ -12,12 +12,14 @@ use runtime::terminal::printable;
 use serde_json::{Map, Value, json};
 
 /// The fields whose texts are shown.
-const FACTS: [&str; 35] = [
+const FACTS: [&str; 42] = [
     "access_key",
+    "activation",
     "as_of",
     "at",
     "cancelled_at",
     "countries",
+    "country",
     "created_at",
     "currency",
     "delivered_at",
@@ -27,10 +29,13 @@ const FACTS: [&str; 35] = [
     "environment",
     "erased_at",
     "event_id",
+    "exit_countries",
     "expired_date",
     "external_order_id",
+    "generations",
     "iccid",
     "in_trouble_since",
+    "kind",
     "name",
     "next_attempt_at",
     "next_cursor",
@@ -45,8 +50,10 @@ const FACTS: [&str; 35] = [
     "smdp",
     "source_addresses",
     "state",
+    "top_up",
     "topup_id",
     "type",
+    "updated_at",
     "webhook_id",
 ];
 /// The fields whose texts, at any depth, are the words of a provider or an operator.
@@ -128,7 +135,7 @@ mod tests {
     use super::*;
 
     /// Why the texts of these fields are left out.
-    const LEFT_OUT: [(&str, &str); 7] = [
+    const LEFT_OUT: [(&str, &str); 11] = [
         ("activate_code", "an eSIM can be installed with it"),
         ("android", "it holds the activation code"),
         (
@@ -137,8 +144,12 @@ mod tests {
         ),
         ("detail", "it may quote the receiver of a webhook"),
         ("download_link", "it holds the activation code"),
+        ("install_url", "whoever has it can install the eSIM"),
         ("ios", "it holds the activation code"),
+        ("picture", "an address that a provider chose"),
+        ("policy", "the words of a provider"),
         ("qrcode_img_url", "it holds the activation code"),
+        ("speed", "the words of a provider"),
     ];
 
     /// Notes the names of all fields of a schema that may hold a text.

@@ -165,15 +165,18 @@ fn events(document: &Value) -> String {
     text
 }
 
-/// The types that requests and answers hold, but those of the bodies of requests, which stand
-/// there.
+/// The types that requests and answers hold, but those that are only the body of a request, which
+/// stand there.
 fn types(document: &Value) -> String {
-    let bodies: BTreeSet<&str> = requests(document)
-        .filter_map(|one| body(one.about)["$ref"].as_str()?.rsplit('/').next())
+    let bodies: Vec<&str> = requests(document)
+        .filter_map(|one| body(one.about)["$ref"].as_str())
         .collect();
+    let written = document.to_string();
     let mut text = "## Types\n\n".to_owned();
     for (name, schema) in members(&document["components"]["schemas"]) {
-        if bodies.contains(name.as_str()) {
+        let reference = format!("#/components/schemas/{name}");
+        let in_bodies = bodies.iter().filter(|body| **body == reference).count();
+        if in_bodies > 0 && written.matches(&format!("\"{reference}\"")).count() == in_bodies {
             continue;
         }
         let _ = write!(text, "### Type `{name}`\n\n{}\n\n", words(schema));
