@@ -855,8 +855,9 @@ fn shown(upstreams: &Upstreams, purchase: &LedgerPurchase, now: OffsetDateTime) 
     let sims: Vec<Value> = units::shown(sandbox, purchase, now)
         .into_iter()
         .map(|shown| {
-            let profile = (shown.status == UnitStatus::Ready)
-                .then(|| sandbox.ledger.profile(shown.unit, purchase.at));
+            // An eSIM whose money was credited is still listed by its ICCID.
+            let has_profile = matches!(shown.status, UnitStatus::Ready | UnitStatus::Canceled);
+            let profile = has_profile.then(|| sandbox.ledger.profile(shown.unit, purchase.at));
             let profile = profile.as_ref();
             if is_test {
                 return json!({

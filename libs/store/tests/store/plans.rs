@@ -67,8 +67,7 @@ const WALKS: [(&str, &str); 2] = rows! {
 };
 
 /// Statements that read a narrow table whole, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 7] = rows! {
-    "FROM (SELECT to_char(n.at AT TIME ZONE 'UTC', 'YYYY-MM') AS month" => "an operator's report of the margin: one pass over the entries";
+const COUNTS: [(&str, &str); 6] = rows! {
     "WHERE x.state = 'parked' AND" => "the parked extensions: they are few, and so are all that are open";
     "FROM held\n           WHERE state = 'exhausted' GROUP BY" => "an operator's look at all endpoints: one pass instead of a look-up for each";
     "FROM work\n           WHERE kind = 'deliver' AND provider = '' GROUP BY" => "the same";
@@ -96,7 +95,8 @@ const SMALL: [(&str, &str); 5] = rows! {
 
 /// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or
 /// an operator's list.
-const PER_SYSTEM: [(&str, &str); 56] = rows! {
+const PER_SYSTEM: [(&str, &str); 57] = rows! {
+    "FROM (SELECT to_char(n.at AT TIME ZONE 'UTC', 'YYYY-MM') AS month" => "an operator's report: the margin of some months";
     "AND (o.partner_id, o.order_id) < (wanted.partner_id, spans.high)"
         => "the bars of partners: each span is one range of an index, whose ends name the partner";
     "ORDER BY o.partner_id DESC, o.order_id DESC LIMIT 1) last"
