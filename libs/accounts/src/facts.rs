@@ -198,7 +198,7 @@ pub enum Activation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum TopUp {
+pub enum Extendable {
     No,
     Yes,
     /// By a number of days.
@@ -270,7 +270,7 @@ pub struct Facts {
     #[schema(value_type = Option<u16>, example = 180)]
     pub unused_expires_days: Option<Days>,
     /// Whether data or days can be added to the eSIM: `no`, `yes`, or `by_days`.
-    pub top_up: Option<TopUp>,
+    pub top_up: Option<Extendable>,
     pub fair_use: Option<FairUse>,
     /// Minutes of calls.
     pub voice: Option<Allowance>,

@@ -5,8 +5,8 @@
 use std::{fmt, marker::PhantomData};
 
 use accounts::facts::{
-    AccessPoint, AccessPoints, Activation, Allowance, CountryCoverage, Facts, FairUse, Picture,
-    PlanKind, TopUp,
+    AccessPoint, AccessPoints, Activation, Allowance, CountryCoverage, Extendable, Facts, FairUse,
+    Picture, PlanKind,
 };
 use domain::product::{Cost, Country, Currency, Data, Price, Standard};
 
@@ -366,7 +366,11 @@ fn of_operator(about: &Value) -> ToldFacts {
         }),
         install_within_days: told.read(about, "install_window_days", days),
         top_up: told.read(about, "rechargeability", |can| {
-            Some(if flag(can)? { TopUp::Yes } else { TopUp::No })
+            Some(if flag(can)? {
+                Extendable::Yes
+            } else {
+                Extendable::No
+            })
         }),
         identity_check: told.read(about, "is_kyc_verify", flag),
         apn: told.read(about, "apn", access_points),

@@ -1,6 +1,6 @@
 //! The messages of the eSIM Access protocol. What is not exactly as expected is unknown.
 
-use accounts::facts::{Activation, CountryCoverage, Facts, FairUse, PlanKind, TopUp};
+use accounts::facts::{Activation, CountryCoverage, Extendable, Facts, FairUse, PlanKind};
 use domain::{
     ActivationCode, ExtensionId, Iccid, PlacementId,
     extension::Baseline,
@@ -490,9 +490,9 @@ fn told(package: &Value) -> ToldFacts {
         }),
         unused_expires_days: told.read(package, "unusedValidTime", days),
         top_up: told.read(package, "supportTopUpType", |can| match whole(can)? {
-            1 => Some(TopUp::No),
-            2 => Some(TopUp::Yes),
-            3 => Some(TopUp::ByDays),
+            1 => Some(Extendable::No),
+            2 => Some(Extendable::Yes),
+            3 => Some(Extendable::ByDays),
             _ => None,
         }),
         fair_use: told.read(package, "fupPolicy", |policy| {
