@@ -23,7 +23,7 @@ NARROWEST = (360, 740)
 SCHEMES = ["light", "dark"]
 # Values for fields that take no other ones. A form that answers with a 4xx needs one here.
 FIELDS = {"list": "order_id;number", "from": "2026-01-01T00:00", "until": "2030-01-01T00:00", "amount": "10.00", "currency": "EUR",
-          "reference": "walk", "first_month": "2026-01", "last_month": "2030-01"}
+          "first_month": "2026-01", "last_month": "2030-01"}
 # How long a form may take to come to its page, in seconds: a provisioner may have to answer first.
 PATIENCE = 20
 
@@ -260,7 +260,10 @@ class Crawl:
             })),
         }))""")
 
-    def text_for(self, field):
+    def text_for(self, field, action):
+        # A reference is booked once.
+        if field["name"] == "reference":
+            return f"walk {action.rsplit('/', 1)[-1]} {self.scripts}"
         return self.fields.get(field["name"], "x1")
 
     def filters(self, path, route):
@@ -271,7 +274,7 @@ class Crawl:
                 continue
             self.forms.add(key)
             for field in form["fields"]:
-                values = field["options"] or [field["value"] if field["type"] == "radio" else self.text_for(field)]
+                values = field["options"] or [field["value"] if field["type"] == "radio" else self.text_for(field, form["action"])]
                 # Of a long choice the first ones and the last one.
                 for value in (values if len(values) < 9 else values[:4] + values[-1:]):
                     if value:
@@ -286,7 +289,7 @@ class Crawl:
                 elif field["options"]:
                     control.select_option(field["options"][-1])
                 else:
-                    control.fill(self.text_for(field))
+                    control.fill(self.text_for(field, form["action"]))
             with self.page.expect_navigation() as answer:
                 shown.locator("button").first.click()
             if answer.value.status >= 400:
