@@ -1534,6 +1534,7 @@ CREATE OR REPLACE FUNCTION public.option_updated()
  RETURNS trigger
  LANGUAGE plpgsql
  SET search_path TO 'public', 'pg_temp'
+ SET jit TO 'off'
 AS $function$
 BEGIN
     NEW.networks = (SELECT array_agg(DISTINCT lower(concat_ws(E'\n', of, name #>> '{}')))
