@@ -129,7 +129,7 @@ def support(walk, program, order, esim, partner):
         walk.problems.append("no activation code is shown")
     walk.check(page, "activation code")
     page.goto(BASE + esim)
-    offers(walk, page, "support", ["usage", "resend", "code"])
+    offers(walk, page, "support", ["usage", "resend", "code", "suspend"])
     act(page, "usage")
     page.goto(BASE + partner)
     act(page, "test")
