@@ -422,7 +422,7 @@ TABLE options
     cost_currency text
     told jsonb
     facts jsonb
-    updated_at timestamp with time zone NOT NULL DEFAULT now()
+    updated_at timestamp with time zone DEFAULT now()
     networks text[]
     CONSTRAINT options_bounds CHECK ((((updated_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (updated_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries), pg_column_size(told), pg_column_size(facts), pg_column_size(networks)) <= 100000))) NOT VALID
     CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))

@@ -6,14 +6,10 @@
 -- nobody says anything, as of all options of before.
 ALTER TABLE options ADD COLUMN told jsonb;
 ALTER TABLE options ADD COLUMN facts jsonb;
--- When partners could see something new of it for the last time. The rows of before get a time by a statement of its own, because
--- newer minor versions of PostgreSQL add no column with a default to a table whose row is the argument of a function. No trigger
--- has to hear of it, and one that is pending would forbid the change of the column.
+-- When partners could see something new of it for the last time. The rows of before get a time by migration 21, because newer
+-- minor versions of PostgreSQL add no column with a default to a table whose row is the argument of a function.
 ALTER TABLE options ADD COLUMN updated_at timestamptz;
-ALTER TABLE options DISABLE TRIGGER USER;
-UPDATE options SET updated_at = now();
-ALTER TABLE options ENABLE TRIGGER USER;
-ALTER TABLE options ALTER COLUMN updated_at SET DEFAULT now(), ALTER COLUMN updated_at SET NOT NULL;
+ALTER TABLE options ALTER COLUMN updated_at SET DEFAULT now();
 -- The networks of both, by which partners find options, because reading all of both would take too long: each name in lower case
 -- by itself, and behind its country and a line break, which no name has.
 ALTER TABLE options ADD COLUMN networks text[];
