@@ -22,7 +22,7 @@ from rows import psql, store_orders, store_partners
 from states import away, charts, nothing_found, slow, store_figures
 
 # What the walk does before and after the crawl.
-BY_HAND = {"/set-up", "/sign-in", "/sign-out"}
+BY_HAND = {"/set-up", "/sign-in", "/sign-out", "/esims/{id}/suspend", "/esims/{id}/resume"}
 
 
 def esimctl(program, *arguments):
@@ -131,6 +131,7 @@ def support(walk, program, order, esim, partner):
     page.goto(BASE + esim)
     offers(walk, page, "support", ["usage", "resend", "code", "suspend"])
     act(page, "usage")
+    suspended(walk, page, esim)
     page.goto(BASE + partner)
     act(page, "test")
     page.wait_for_selector("h1:has-text('webhook.test')")
@@ -139,6 +140,20 @@ def support(walk, program, order, esim, partner):
         page.goto(BASE + path)
         offers(walk, page, "support", offered)
     context.close()
+
+
+def suspended(walk, page, esim):
+    """An eSIM is suspended, and resumed once its provider has said that it is suspended, which the crawl does not wait for."""
+    page.goto(BASE + esim)
+    act(page, "suspend")
+    for _ in range(200):
+        page.goto(BASE + esim)
+        if page.locator("form[action$='/resume']").count() > 0:
+            walk.check(page, "a suspended eSIM")
+            act(page, "resume")
+            return
+        page.wait_for_timeout(100)
+    walk.problems.append("a suspended eSIM cannot be resumed")
 
 
 def ended(walk, program, order, name):

@@ -31,9 +31,11 @@ COMPOSE = "stage compose runs docker-compose.yml, where a container engine is"
 NOT_RUN = {
     "tests/run": "it is what runs this",
     "deploy/local/demo --provider airalo": "stage demo runs the demo with each provider",
+    "deploy/try --images registry.example.com/esim": "stage compose runs it with images that it has made",
     "GIT_COMMIT=$(git rev-parse HEAD) docker compose up --wait --build": COMPOSE,
     "docker compose up --wait --scale ingress=2 --scale provisioner=2 --scale notifier=3": COMPOSE,
     "OTEL_EXPORTER_OTLP_ENDPOINT=http://otel-collector:4318 docker compose --profile observability up --wait": COMPOSE,
+    "esim-partner balance --set 0": "it needs an account with prices; tests/e2e rehearses an empty balance",
     "esim-partner mcp": "an agent starts it; tests/e2e speaks the protocol to it",
 }
 
@@ -278,6 +280,7 @@ def guide() -> None:
     assert re.search(r'"proven": ?true', listed), listed
     third.run(take("esim-partner webhooks redeliver --since 2h"))
     third.run(take("esim-partner certify https://shop.example.com/webhooks", ("https://shop.example.com/webhooks", f"http://127.0.0.1:{port}/")))
+    third.run(take("esim-partner install-page set --help"))
 
 
 try:
