@@ -149,8 +149,8 @@ def suspended(walk, page, esim):
     for _ in range(200):
         page.goto(BASE + esim)
         if page.locator("form[action$='/resume']").count() > 0:
-            walk.check(page, "a suspended eSIM")
             act(page, "resume")
+            walk.check(page, "an eSIM that was suspended")
             return
         page.wait_for_timeout(100)
     walk.problems.append("a suspended eSIM cannot be resumed")
