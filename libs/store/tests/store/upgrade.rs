@@ -211,6 +211,9 @@ async fn loses_nothing(bench: Bench) {
         }
     }
     assert_eq!(gone, CONTRACTED);
+    // Partners read it of each option, and no constraint says that it is there.
+    let without_time = "SELECT count(*) FROM options WHERE updated_at IS NULL";
+    assert_eq!(shown(&mut owner, without_time).await, "(0)");
     let index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'orders_made_up'::regclass";
     assert_eq!(shown(&mut owner, index).await, "(t)");
 }
